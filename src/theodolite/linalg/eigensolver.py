@@ -10,7 +10,7 @@ trusted further: its chain stops early unless it comes near the wanted values.
 from __future__ import annotations
 
 from collections.abc import Generator
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, InitVar, dataclass
 from enum import Enum
 
 import torch
@@ -167,44 +167,38 @@ class _Search(Enum):
     BUDGET = 3
 
 
+@dataclass(eq=False)
 class EigenSolver:
     """The k largest (or largest in magnitude) eigenpairs of a symmetric operator; see `steps`."""
 
-    def __init__(
-        self,
-        n: int,
-        k: int,
-        *,
-        tol: float,
-        by_magnitude: bool,
-        start: Tensor | None,
-        neighbours: Neighbours | None,
-        max_matvecs: int,
-        max_basis: int,
-        claimed: Tensor | None,
-        dtype: torch.dtype,
-        device: torch.device,
-        generator: torch.Generator,
-    ) -> None:
-        self.n, self.k, self.tol = n, k, tol
-        self.by_magnitude = by_magnitude
-        self.start, self.neighbours, self.max_matvecs = start, neighbours, max_matvecs
-        self.claimed = claimed  # eigenvalues of a start that was verified once; None: nothing is to be trusted
-        self.generator = generator
-        capacity = min(n, max_basis)
-        self.basis = RitzBasis(n, capacity, dtype=dtype, device=device)
-        self.device = device
-        self.matvecs = 0
-        self.scale = 0.0
-        # While `chained`, every residual lies along `tail`, the last image's part outside the basis.
-        self.tail = torch.zeros(n, dtype=torch.float64, device=device)
-        self.chained = True
-        self.restarted = False
-        self.miss = 1.0
-        self.certified = float("inf")  # nothing beyond this value was missed
-        self.trusted = False
-        self._stalled = 0
-        self._best = float("inf")
+    n: int
+    k: int
+    _: KW_ONLY
+    tol: float
+    by_magnitude: bool
+    start: Tensor | None
+    neighbours: Neighbours | None
+    claimed: Tensor | None  # eigenvalues of a start that was verified once; None: nothing is to be trusted
+    max_matvecs: int
+    max_basis: int
+    dtype: InitVar[torch.dtype]
+    device: torch.device
+    generator: torch.Generator
+
+    # Where the solver stands
+    matvecs = 0
+    scale = 0.0
+    chained = True  # as long as it is, every residual lies along `tail`, the last image's part outside the basis
+    restarted = False
+    miss = 1.0
+    certified = float("inf")  # nothing beyond this value was missed
+    trusted = False
+    _stalled = 0
+    _best = float("inf")
+
+    def __post_init__(self, dtype: torch.dtype) -> None:
+        self.basis = RitzBasis(self.n, min(self.n, self.max_basis), dtype=dtype, device=self.device)
+        self.tail = torch.zeros(self.n, dtype=torch.float64, device=self.device)
 
     def steps(self) -> Generator[Tensor, Tensor, Solution]:
         """Yield blocks to multiply, receive products, return the solution."""

@@ -40,16 +40,8 @@ class TraceEstimate(Result):
         return self.value - half, self.value + half
 
     def rows(self) -> list[Row]:
-        return [
-            {
-                "quantity": "trace",
-                "value": self.value,
-                "stderr": self.stderr,
-                "method": self.method,
-                "matvecs": self.matvecs,
-                "seed": self.seed,
-            }
-        ]
+        names = ("value", "stderr", "method", "matvecs", "seed")
+        return [{"quantity": "trace", **{name: getattr(self, name) for name in names}}]
 
     def sentence(self) -> str:
         return f"trace = {self.value:.5g} ± {self.stderr:.2g} ({self.method}, {self.matvecs} products)."
@@ -65,6 +57,7 @@ class _Terms:
 
 
 Steps = Generator[Tensor, Tensor, _Terms]
+Draw = Callable[[int], Tensor]
 
 
 def trace(op: Any, *, matvecs: int = 100, method: Method = "hutch++", seed: int = 0, progress: bool | None = None) -> Any:
@@ -85,8 +78,15 @@ def trace(op: Any, *, matvecs: int = 100, method: Method = "hutch++", seed: int 
     def steps(_: str, operator: LinearOperator) -> Steps:
         if operator.shape[0] != operator.shape[1]:
             raise ValueError(f"trace needs a square operator. Got shape {operator.shape}.")
-        generator = torch.Generator().manual_seed(seed)
-        return _METHODS[method](operator.shape[0], matvecs, _Sphere(operator.shape[0], operator.device, generator))
+        n, generator = operator.shape[0], torch.Generator().manual_seed(seed)
+
+        def draw(count: int) -> Tensor:
+            """Columns uniform on the sphere of radius √n."""
+            x = torch.randn(n, count, generator=generator, dtype=torch.float64).to(operator.device)
+            columns: Tensor = x * (math.sqrt(n) / x.norm(dim=0))
+            return columns
+
+        return _METHODS[method](n, matvecs, draw)
 
     def result(terms: _Terms, cost: Cost) -> TraceEstimate:
         value, stderr = mean_and_error(terms.values, terms.inflation)
@@ -111,34 +111,20 @@ def mean_and_error(values: Tensor, inflation: float = 1.0) -> tuple[float, float
     return mean, max(spread, 8 * torch.finfo(values.dtype).eps * abs(mean))
 
 
-@dataclass(frozen=True)
-class _Sphere:
-    """Draws columns uniform on the sphere of radius √n."""
-
-    n: int
-    device: torch.device
-    generator: torch.Generator
-
-    def draw(self, count: int) -> Tensor:
-        x = torch.randn(self.n, count, generator=self.generator, dtype=torch.float64).to(self.device)
-        columns: Tensor = x * (math.sqrt(self.n) / x.norm(dim=0))
-        return columns
-
-
-def _hutchinson(n: int, matvecs: int, sphere: _Sphere) -> Steps:
-    z = sphere.draw(matvecs)
+def _hutchinson(n: int, matvecs: int, draw: Draw) -> Steps:
+    z = draw(matvecs)
     az = yield z
     return _Terms((z * az.double()).sum(0), matvecs)
 
 
-def _hutch_plus_plus(n: int, matvecs: int, sphere: _Sphere) -> Steps:
+def _hutch_plus_plus(n: int, matvecs: int, draw: Draw) -> Steps:
     sketch = min(matvecs // 3, n)
-    image = yield sphere.draw(sketch)
+    image = yield draw(sketch)
     q, _ = torch.linalg.qr(image.double())
     aq = yield q
     top = (q * aq.double()).sum()
     count = matvecs - 2 * sketch
-    z = sphere.draw(count)
+    z = draw(count)
     z = z - q @ (q.T @ z)
     if n - q.shape[1] <= 0:
         return _Terms(top.expand(2), 2 * sketch)
@@ -147,10 +133,10 @@ def _hutch_plus_plus(n: int, matvecs: int, sphere: _Sphere) -> Steps:
     return _Terms(top + (z * az.double()).sum(0), 2 * sketch + count)
 
 
-def _xtrace(n: int, matvecs: int, sphere: _Sphere) -> Steps:
+def _xtrace(n: int, matvecs: int, draw: Draw) -> Steps:
     """Leave-one-out Hutch++: the basis without column i is Q(I − s sᵀ), s the unit i-th column of R⁻ᵀ."""
     m = min(matvecs // 2, n)
-    omega = sphere.draw(m)
+    omega = draw(m)
     y = (yield omega).double()
     q, r = torch.linalg.qr(y)
     z = (yield q).double()
@@ -174,7 +160,7 @@ def _rank_deficient(r: Tensor) -> bool:
     return float(diagonal.min()) <= 1e-13 * max(float(diagonal.max()), 1e-300)
 
 
-_METHODS: dict[str, Callable[[int, int, _Sphere], Steps]] = {
+_METHODS: dict[str, Callable[[int, int, Draw], Steps]] = {
     "hutch++": _hutch_plus_plus,
     "hutchinson": _hutchinson,
     "xtrace": _xtrace,

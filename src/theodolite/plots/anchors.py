@@ -11,17 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from theodolite.measures.anchors import AnchorProbe, AtomGeometry
-from theodolite.plots.axes_style import (
-    label_axes,
-    labelled,
-    legend,
-    make_headroom,
-    note,
-    note_not_positive,
-    reference,
-    set_scales,
-    span,
-)
+from theodolite.plots.axes_style import label_axes, legend, make_headroom, note, note_not_positive, reference, set_scales, span
 from theodolite.plots.chart import Grouping, chart
 from theodolite.plots.figures import panels
 from theodolite.plots.spectra import draw_stairs, eigenvalues, histogram
@@ -97,7 +87,7 @@ def plot_anchor_errors(rows: Any, *, title: str | None = None, ax: Axes | None =
         ax.set_xticks(at, [f"{int(k)}" for k in tops])
         ax.margins(x=0.08)
         label_axes(ax, "", "", "most probable words removed", "mean square error", title or "Error of the anchor")
-        make_headroom(ax, labelled(ax) - 1)
+        make_headroom(ax, without=1)
         ax.legend(fontsize=8, loc="upper right")
         note_not_positive(ax, hidden, shown)
     return ax

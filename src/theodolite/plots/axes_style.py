@@ -57,12 +57,9 @@ def set_log_labels(axis: Axis) -> None:
 
 def set_scales(ax: Axes, log: str) -> None:
     """Logarithmic axes as named; the others stay as they are."""
-    if "x" in log:
-        ax.set_xscale("log")
-        set_log_labels(ax.xaxis)
-    if "y" in log:
-        ax.set_yscale("log")
-        set_log_labels(ax.yaxis)
+    for axis in log:
+        ax.set(**{f"{axis}scale": "log"})
+        set_log_labels(ax.xaxis if axis == "x" else ax.yaxis)
 
 
 def label_axes(ax: Axes, x: str, y: str, xlabel: str | None, ylabel: str | None, title: str | None) -> None:
@@ -101,15 +98,15 @@ def legend(ax: Axes, title: str | None = None) -> None:
     ax.legend(title=title, loc="best" if points < _ROOM else "upper right", alignment="left")
 
 
-def make_headroom(ax: Axes, entries: int) -> None:
-    """Room for a legend above the data, where log axes are too small for it to find a gap."""
+def make_headroom(ax: Axes, without: int = 0) -> None:
+    """Room for a legend above the data, where log axes are too small for it to find a gap; `without`: entries that need none."""
     figure = ax.get_figure()
     assert figure is not None
     width, height = (float(side) * 72.0 / figure.dpi for side in ax.get_window_extent().size)
     if width < 300 and height > 0:
         ax.autoscale_view()
         low, high = ax.get_ylim()
-        ax.set_ylim(low, low * (high / low) ** (1 / (1 - min((15 * entries + 4) / height, 0.45))))
+        ax.set_ylim(low, low * (high / low) ** (1 / (1 - min((15 * (labelled(ax) - without) + 4) / height, 0.45))))
 
 
 def spread(positions: Sequence[float], gap: float) -> list[float]:
@@ -145,6 +142,15 @@ def label_ends(ax: Axes, ends: Sequence[tuple[float, float]], labels: Sequence[s
     heights = ends_in_points(ax, ends)[:, 1].tolist()
     for end, label, look, old, new in zip(ends, labels, looks, heights, spread(heights, 11.5), strict=True):
         write(ax, label, end, (7, new - old), color=look.colour, fontsize=9, va="center", annotation_clip=False)
+
+
+def room_at_the_end(ax: Axes, ends: Sequence[tuple[float, float]], texts: Sequence[str]) -> bool:
+    """Direct labels read better than a legend if there are few and the lines end side by side."""
+    if not 2 <= len(ends) <= 7 or max(map(len, texts)) > 24 or labelled(ax) > len(ends):
+        return False
+    places = ends_in_points(ax, ends)
+    moved = np.abs(np.array(spread(places[:, 1].tolist(), 11.5)) - places[:, 1])
+    return bool(np.ptp(places[:, 0]) < 3.0 and moved.max() < 14.0)
 
 
 def note(ax: Axes, text: str) -> None:

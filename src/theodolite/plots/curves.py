@@ -9,20 +9,10 @@ import numpy as np
 from matplotlib.axes import Axes
 from numpy.typing import NDArray
 
-from theodolite.plots.axes_style import (
-    check_log,
-    ends_in_points,
-    label_ends,
-    labelled,
-    legend,
-    mark_missing,
-    note,
-    note_not_positive,
-    spread,
-)
+from theodolite.plots.axes_style import check_log, label_ends, legend, mark_missing, note, note_not_positive, room_at_the_end
 from theodolite.plots.chart import Chart, Grouping, chart
 from theodolite.plots.style import Look, dots
-from theodolite.plots.tables import Array, Band, Group, Summary, finite, numbers, positive, summarise
+from theodolite.plots.tables import Array, Band, Group, Summary, finite, numbers, on_axes, positive, summarise
 
 _FEW = 25  # points per line up to which each one gets a marker
 _NAMES = {
@@ -107,11 +97,7 @@ def _off_the_scale(ax: Axes, lines: list[Summary], log: str) -> list[Summary]:
     out = []
     lost = 0
     for line in lines:
-        hidden = np.zeros(len(line.x), dtype=bool)
-        if "x" in log:
-            hidden |= ~positive(line.x)
-        if "y" in log:
-            hidden |= ~positive(line.y)
+        hidden = ~on_axes(line.x, line.y, log)
         lost += int((hidden & finite(line.y)).sum())
         shown = np.where(hidden, np.nan, line.y)
         out.append(replace(line, y=shown, x=np.where(positive(line.x), line.x, np.nan) if "x" in log else line.x))
@@ -152,7 +138,7 @@ def _name_lines(drawn: Chart, lines: list[Summary], labels: str) -> None:
     seen = [i for i in named if np.isfinite(lines[i].y).any()]
     ends = [_end(lines[i]) for i in seen]
     texts = [f"{title} {found[i].label}" if title else found[i].label for i in seen]
-    if labels == "direct" or (labels == "auto" and len(seen) == len(found) and _room_at_the_end(ax, ends, texts)):
+    if labels == "direct" or (labels == "auto" and len(seen) == len(found) and room_at_the_end(ax, ends, texts)):
         if ends:
             label_ends(ax, ends, texts, [drawn.looks[i] for i in seen])
     else:
@@ -162,15 +148,6 @@ def _name_lines(drawn: Chart, lines: list[Summary], labels: str) -> None:
 def _end(line: Summary) -> tuple[float, float]:
     last = np.flatnonzero(np.isfinite(line.y))[-1]
     return float(line.x[last]), float(line.y[last])
-
-
-def _room_at_the_end(ax: Axes, ends: list[tuple[float, float]], texts: list[str]) -> bool:
-    """Direct labels read better than a legend if there are few and the lines end side by side."""
-    if not 2 <= len(ends) <= 7 or max(map(len, texts)) > 24 or labelled(ax) > len(ends):
-        return False
-    places = ends_in_points(ax, ends)
-    moved = np.abs(np.array(spread(places[:, 1].tolist(), 11.5)) - places[:, 1])
-    return bool(np.ptp(places[:, 0]) < 3.0 and moved.max() < 14.0)
 
 
 def _say_what_the_band_is(ax: Axes, lines: list[Summary], band: Band | None, quantiles: tuple[float, float]) -> None:

@@ -11,12 +11,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from theodolite.plots.axes_style import label_axes, legend, legend_title, note, note_left_out, set_scales
+from theodolite.plots.axes_style import label_axes, note
+from theodolite.plots.chart import Grouping, chart
 from theodolite.plots.curves import curves
 from theodolite.plots.figures import panels
 from theodolite.plots.heatmaps import as_array
 from theodolite.plots.spectra import histogram
-from theodolite.plots.style import DIVERGING, GREY, PALETTE, Look, dots, looks, new_axes, style
+from theodolite.plots.style import DIVERGING, GREY, PALETTE, Look, dots, new_axes, style
 from theodolite.plots.tables import Group, finite, groups, numbers, read
 
 _IMAGES, _CURVES = 100, 12  # atoms shown at most, unless asked for more
@@ -130,22 +131,21 @@ def plot_dictionary_choice(rows: Any, *, title: str | None = None, figure: Figur
     ['error on hidden coordinates', 'error of reconstruction']
     """
     table = read(rows, "n_components", "sparsity", "hidden_error", "stderr", "reconstruction")
-    found = groups(table, "sparsity")
     figure, (left, right) = panels(2, size=(3.9, 3.2), title=title, figure=figure)
-    with style():
-        for ax, value, error in ((left, "hidden_error", "stderr"), (right, "reconstruction", None)):
-            set_scales(ax, "x")
-            for group, look in zip(found, looks([g.key for g in found]), strict=True):
+    for ax, value, error, says, name in (
+        (left, "hidden_error", "stderr", "error on hidden coordinates", "decides: lowest is best"),
+        (right, "reconstruction", None, "error of reconstruction", "cannot decide"),
+    ):
+        words: Grouping = {"by": "sparsity", "xlabel": "atoms", "ylabel": says, "title": name, "ax": ax}
+        with chart(table, "n_components", value, log="x", own_legend=ax is left, **words) as drawn:
+            for group, look in drawn:
                 _choice_line(ax, group, look, value, error)
-            usable = finite(numbers(table, value))
-            note_left_out(ax, int((~usable).sum()), len(table))
-        best = min((row for row in table if math.isfinite(row["hidden_error"])), key=lambda r: r["hidden_error"], default=None)
+            drawn.bad = int((~finite(numbers(table, value))).sum())
+    best = min((row for row in table if math.isfinite(row["hidden_error"])), key=lambda r: r["hidden_error"], default=None)
+    with style():
         if best is not None:
             ring = {"markersize": 12, "markerfacecolor": "none", "zorder": 4}
             dots(left, [best["n_components"]], [best["hidden_error"]], "black", "o", label="_chosen", **ring)
-        label_axes(left, "", "", "atoms", "error on hidden coordinates", "decides: lowest is best")
-        label_axes(right, "", "", "atoms", "error of reconstruction", "cannot decide")
-        legend(right, legend_title("sparsity", found))
         note(left, "bars: ± standard error; ring: lowest")
     return figure
 

@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
+from theodolite.arguments import at_least
 from theodolite.plots.axes_style import label_axes, note, note_not_positive, set_log_labels
 from theodolite.plots.figures import panels
 from theodolite.plots.style import DIVERGING, SEQUENTIAL, new_axes, style
@@ -126,15 +127,12 @@ def heatmap(
 
 
 def _pivot(table: Any, x: str, y: str, value: str, across: list[Any], down: list[Any]) -> tuple[Any, int]:
-    cells: dict[tuple[Any, Any], list[float]] = {}
-    for j, column in enumerate(groups(table, x, across)):
-        for line in groups(column.rows, y):
-            cells[down.index(line.key), j] = sorted(numbers(line.rows, value).tolist())
+    cells = {group.key: sorted(numbers(group.rows, value).tolist()) for group in groups(table, (x, y))}
     shape = len(down), len(across)
     grid: Any = np.ma.masked_array(np.zeros(shape), np.ones(shape, dtype=bool))
     with np.errstate(over="ignore", invalid="ignore"):
-        for place, found in cells.items():
-            grid[place] = np.mean(found)
+        for (column, line), found in cells.items():
+            grid[down.index(line), across.index(column)] = np.mean(found)
     return grid, max(map(len, cells.values()))
 
 
@@ -264,8 +262,7 @@ def leading_blocks(
     >>> figure.axes[0].images[0].get_array().tolist()
     [[1.0, 0.0], [0.0, 0.5]]
     """
-    if size < 1:
-        raise ValueError(f"size must be at least 1. Got {size}.")
+    at_least(1, size=size)
     named = dict(matrices) if isinstance(matrices, Mapping) else {"": matrices}
     if not named:
         raise ValueError("leading_blocks needs at least one matrix. Got an empty mapping.")

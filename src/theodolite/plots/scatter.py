@@ -11,10 +11,10 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from theodolite.measures.fits import log_log_fit
-from theodolite.plots.axes_style import check_log, labelled, make_headroom, note
+from theodolite.plots.axes_style import check_log, make_headroom, note
 from theodolite.plots.chart import Grouping, chart
 from theodolite.plots.style import GREY, dots, write
-from theodolite.plots.tables import Array, finite, label_of, numbers, positive
+from theodolite.plots.tables import Array, finite, label_of, numbers, on_axes
 
 
 def scatter(
@@ -45,7 +45,7 @@ def scatter(
         for group, look in drawn:
             points = np.column_stack([numbers(group.rows, x), numbers(group.rows, y)])
             usable = np.asarray(finite(points).all(axis=1))
-            allowed = usable & ~_not_positive(points, log)
+            allowed = usable & on_axes(points[:, 0], points[:, 1], log)
             drawn.count(usable, allowed)
             shown = np.flatnonzero(allowed)
             points = points[shown]
@@ -96,14 +96,6 @@ def _correlation_sentence(points: Array, kind: Literal["pearson", "spearman"], l
     half = 1.96 * (1.03 if kind == "spearman" else 1.0) / math.sqrt(n - 3)  # Fisher's z
     low, high = math.tanh(math.atanh(r) - half), math.tanh(math.atanh(r) + half)
     return f"{name} {r:.2f}, 95 % interval {low:.2f} to {high:.2f} ({n} points)".replace("-", "−")
-
-
-def _not_positive(points: Array, log: str) -> Any:
-    lost = np.zeros(len(points), dtype=bool)
-    for column, axis in enumerate("xy"):
-        if axis in log:
-            lost |= ~positive(points[:, column])
-    return lost
 
 
 def _draw(ax: Axes, points: Array, look: Any, label: str) -> None:
@@ -179,7 +171,7 @@ def power_law(x: Any, y: Any) -> PowerLaw:
     x, y = np.asarray(x, dtype=np.float64).reshape(-1), np.asarray(y, dtype=np.float64).reshape(-1)
     if len(x) != len(y):
         raise ValueError(f"x and y must have the same length. Got {len(x)} and {len(y)}.")
-    keep = finite(x) & finite(y) & positive(x) & positive(y)
+    keep = finite(x) & finite(y) & on_axes(x, y, "xy")
     n = int(keep.sum())
     if n < 2 or not np.ptp(x[keep]) > 0:
         raise ValueError(f"A power law needs two different positive x with positive y. Got {n} usable of {len(x)} points.")
@@ -213,7 +205,7 @@ def log_log(
         for group, look in drawn:
             xs, ys = numbers(group.rows, x), numbers(group.rows, y)
             usable = finite(xs) & finite(ys)
-            shown = usable & positive(xs) & positive(ys)
+            shown = usable & on_axes(xs, ys, "xy")
             drawn.count(usable, shown)
             xs, ys = xs[shown], ys[shown]
             inside = (xs >= low) & (xs <= high)
@@ -221,7 +213,7 @@ def log_log(
             name = f"{group.label}: {text}" if group.label else text
             dots(ax, xs, ys, look.colour, look.marker, label=name)
         _draw_guides(ax, guides)
-        make_headroom(ax, labelled(ax))
+        make_headroom(ax)
         drawn.legend_title = None  # slopes are no values of `by`
         if window is not None:
             note(ax, f"fitted from {low:g} to {high:g}")

@@ -12,18 +12,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from theodolite.measures.stability.power_law import PowerFit, fit_power_law, of_one_checkpoint, signed, slope_windows
-from theodolite.plots.axes_style import (
-    label_axes,
-    labelled,
-    legend,
-    make_headroom,
-    note,
-    note_left_out,
-    set_scales,
-    span,
-)
+from theodolite.plots.axes_style import make_headroom, note, span
+from theodolite.plots.chart import chart
 from theodolite.plots.figures import panels
-from theodolite.plots.style import PALETTE, dots, new_axes, style
+from theodolite.plots.style import PALETTE, dots
 from theodolite.plots.tables import finite, groups, numbers, positive, read, words
 
 #: Colour and marker; the shapes tell them apart without colour.
@@ -118,22 +110,22 @@ def pairs_and_maxima(
     shown = usable & (positive(y) | (not log))
     ms = np.unique(x[usable])
     fit = fit_power_law(ms, [y[usable & (x == m)] for m in ms], reduce=reduce, resamples=resamples, seed=seed)
-    with style():
-        ax = new_axes(ax)
-        set_scales(ax, "xy" if log else "")
+    label = LABELS.get(quantity, words(quantity))
+    with chart(
+        table, "m", quantity, log="xy" if log else "", xlabel="training examples m", ylabel=label, title=title, ax=ax
+    ) as drawn:
+        ax = drawn.ax
         hide = "" if key else "_"  # matplotlib leaves such labels out of legends
         dots(ax, x[shown], y[shown], *PAIRS, markersize=3.5, alpha=0.45, label=hide + "pairs")
         _draw_reduced(ax, fit, hide, log)
         _draw_fit(ax, fit)
         if window:
             _shade(ax, fit)
-        label_axes(ax, "m", quantity, "training examples m", LABELS.get(quantity, words(quantity)), title)
         if log:
-            make_headroom(ax, labelled(ax))
-        legend(ax)
+            make_headroom(ax)
         for text in filter(None, [*notes, fit.reason, fit.note]):
             note(ax, fill(text, _WIDTH))
-        note_left_out(ax, int((~(finite(x) & finite(y))).sum()), len(table), negative=int((usable & ~shown).sum()))
+        drawn.bad, drawn.negative = int((~(finite(x) & finite(y))).sum()), int((usable & ~shown).sum())
     return ax
 
 

@@ -101,6 +101,14 @@ def positive(values: Array) -> NDArray[np.bool_]:
     return np.asarray(np.nan_to_num(values) > 1 / DRAWABLE)
 
 
+def on_axes(x: Array, y: Array, log: str) -> NDArray[np.bool_]:
+    """Which points the axes can show, of which those named by `log` are logarithmic."""
+    shown = np.ones(len(x), dtype=bool)
+    for axis in log:
+        shown &= positive(x if axis == "x" else y)
+    return shown
+
+
 def groups(rows: list[Row], by: By, order: Sequence[Any] | None = None) -> list[Group]:
     """Rows by the value of `by`: numbers ascending, else by first appearance; `order` picks and sorts.
 

@@ -58,14 +58,11 @@ class Batch:
             target=map_tensors(widen, self.target),
         )
 
-    def joined(self, other: Batch) -> Batch:
-        """Both batches as one, where their shapes allow it."""
-        return Batch(
-            join_trees(self.args, other.args),
-            join_trees(self.kwargs, other.kwargs),
-            join_trees(self.target, other.target),
-            self.size + other.size,
-        )
+    def joined(self, *others: Batch) -> Batch:
+        """All batches as one, where their shapes allow it."""
+        every = (self, *others)
+        columns = zip(*((b.args, b.kwargs, b.target) for b in every), strict=True)
+        return Batch(*(join_trees(*trees) for trees in columns), sum(b.size for b in every))
 
     def part(self, rows: slice | Tensor) -> Batch:
         """Some samples of the batch, by slice or indices; tensors whose first size is not the batch's are shared."""
@@ -77,15 +74,11 @@ class Batch:
         return Batch(map_tensors(cut, self.args), map_tensors(cut, self.kwargs), map_tensors(cut, self.target), size)
 
 
-def join_trees(first: Any, second: Any) -> Any:
-    """Two nested structures with their tensors joined along the first dimension."""
-    others = iter([t for _, t in named_tensors(second)])
-
-    def join(t: Tensor) -> Tensor:
-        other = next(others)
-        return torch.cat([t, other]) if t.ndim else t
-
-    return map_tensors(join, first)
+def join_trees(*trees: Any) -> Any:
+    """Nested structures of one form with their tensors joined along the first dimension."""
+    columns = zip(*([t for _, t in named_tensors(tree)] for tree in trees), strict=True)
+    joined = (torch.cat(tensors) if tensors[0].ndim else tensors[0] for tensors in columns)
+    return map_tensors(lambda _: next(joined), trees[0])
 
 
 class BatchParser:
@@ -259,17 +252,9 @@ def generators_of(data: Any) -> list[torch.Generator]:
 
 def merge(batches: list[Batch]) -> list[Batch]:
     """Single samples joined into one batch where their shapes allow it."""
-    first = batches[0]
 
     def signature(batch: Batch) -> list[Any]:
         return [(n, t.shape, t.dtype) for n, t in named_tensors({**batch.inputs, "target": batch.target})]
 
-    if any(signature(b) != signature(first) for b in batches):
-        return batches
-
-    def join(pick: Callable[[Batch], Any]) -> Any:
-        columns = [[t for _, t in named_tensors(pick(b))] for b in batches]
-        joined = iter([torch.cat(tensors) if tensors[0].ndim else tensors[0] for tensors in zip(*columns, strict=True)])
-        return map_tensors(lambda _: next(joined), pick(first))
-
-    return [Batch(join(lambda b: b.args), join(lambda b: b.kwargs), join(lambda b: b.target), len(batches))]
+    alike = all(signature(b) == signature(batches[0]) for b in batches)
+    return [batches[0].joined(*batches[1:])] if alike else batches

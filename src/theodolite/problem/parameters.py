@@ -165,13 +165,10 @@ def _layers(model: nn.Module, chosen: list[str]) -> dict[str, Layer]:
             _, weights, biases = owned.setdefault(prefix, (type(module).__name__, [], []))
             (biases if "bias" in name else weights).append(place[key])
     # "module." and the like come with every parameter of a wrapped model; the model itself is no module name.
-    labels = {
-        prefix: name.removesuffix(".") or "(model)" for prefix, name in clean_names(f"{p}." if p else "" for p in owned).items()
-    }
-    return {
-        labels[f"{prefix}." if prefix else ""]: Layer(labels[f"{prefix}." if prefix else ""], kind, tuple(weights), tuple(biases))
-        for prefix, (kind, weights, biases) in owned.items()
-    }
+    prefixes = clean_names(f"{prefix}." if prefix else "" for prefix in owned)
+    labels = [name.removesuffix(".") or "(model)" for name in prefixes.values()]
+    found = zip(labels, owned.values(), strict=True)
+    return {label: Layer(label, kind, tuple(weights), tuple(biases)) for label, (kind, weights, biases) in found}
 
 
 def match_layers(selection: Selection, layers: str | Iterable[str] | None) -> list[Layer]:

@@ -161,23 +161,20 @@ def page_html(page: Page) -> str:
     anchors = _anchors([section.name for section in page.sections])
     parts = [_part(section, anchor) for section, anchor in zip(page.sections, anchors, strict=True)]
     findings = None if page.findings is None else worst_first(page.findings)
-    return (
-        environment()
-        .get_template("page.html.j2")
-        .render(
-            page=page,
-            findings=findings,
-            badges=page.badges or _counts(findings or ()),
-            states=_states(page.sections, page.part),
-            quiet=_quiet(page.sections),
-            parts=parts,
-            places={part.section.name: part for part in reversed(parts)},
-            made=page.made or datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-            version=__version__,
-            number=number,
-            table_of=table_of,
-            everything=MOST,
-        )
+    template = environment().get_template("page.html.j2")
+    return template.render(
+        page=page,
+        findings=findings,
+        badges=page.badges or _counts(findings or ()),
+        states=_states(page.sections, page.part),
+        quiet=_quiet(page.sections),
+        parts=parts,
+        places={part.section.name: part for part in reversed(parts)},
+        made=page.made or datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        version=__version__,
+        number=number,
+        table_of=table_of,
+        everything=MOST,
     )
 
 

@@ -17,7 +17,6 @@ from theodolite.problem.tensors import named_tensors
 from theodolite.problem.weighting import counts, ignored_label
 
 if TYPE_CHECKING:
-    from theodolite.problem.batches import Batch, merge
     from theodolite.problem.problem import Problem
 
 
