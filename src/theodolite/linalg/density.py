@@ -86,26 +86,16 @@ def spectral_density(
     for name, value, least in (("probes", probes, 2), ("steps", steps, 1), ("points", points, 2)):
         integer(name, value, least=least, wanted=f"an integer of at least {least}")
     bandwidth = None if bandwidth is None else positive("bandwidth", bandwidth, wanted=A_NUMBER)
-    settings = _Settings(probes, steps, points, bandwidth, seed)
     return solve(
         op,
         "spectral density",
-        lambda _, operator: _steps(operator, settings),
-        lambda rules, cost: _result(rules, settings, cost),
+        lambda _, operator: _steps(operator, probes, steps, seed),
+        lambda rules, cost: _result(rules, steps, points, bandwidth, seed, cost),
         progress=progress,
         good=Outcome.ESTIMATED,
         seed=seed,
         total=lambda operator: probes * min(steps, operator.shape[0]),
     )
-
-
-@dataclass(frozen=True)
-class _Settings:
-    probes: int
-    steps: int
-    points: int
-    bandwidth: float | None
-    seed: int
 
 
 @dataclass(frozen=True)
@@ -117,18 +107,18 @@ class _Rule:
     matvecs: int
 
 
-def _steps(op: LinearOperator, settings: _Settings) -> Generator[Tensor, Tensor, list[_Rule]]:
+def _steps(op: LinearOperator, probes: int, steps: int, seed: int) -> Generator[Tensor, Tensor, list[_Rule]]:
     if not op.symmetric:
         raise ValueError(f"spectral_density needs a symmetric operator. Got {op!r}.")
     n = op.shape[0]
-    steps = min(settings.steps, n)
-    generator = torch.Generator().manual_seed(settings.seed)
-    starts = torch.randn(n, settings.probes, generator=generator, dtype=torch.float64).to(op.device)
+    steps = min(steps, n)
+    generator = torch.Generator().manual_seed(seed)
+    starts = torch.randn(n, probes, generator=generator, dtype=torch.float64).to(op.device)
     starts = starts / starts.norm(dim=0)
     group = PROBE_BYTES // (steps * n * 8)
     rules = []
     if group:
-        for block in starts.split(min(group, settings.probes), dim=1):
+        for block in starts.split(min(group, probes), dim=1):
             rules.append((yield from _block_lanczos(block, steps)))  # noqa: PERF401 (a comprehension cannot yield)
         return rules
     return (yield from _short_lanczos(starts, steps))
@@ -202,14 +192,14 @@ def _short_lanczos(z: Tensor, steps: int) -> Generator[Tensor, Tensor, list[_Rul
     return [_Rule(nodes[i], vectors[i, :1].square(), steps) for i in range(b)]
 
 
-def _result(rules: list[_Rule], settings: _Settings, cost: Cost) -> Density:
+def _result(rules: list[_Rule], steps: int, points: int, bandwidth: float | None, seed: int, cost: Cost) -> Density:
     probes = sum(len(rule.weights) for rule in rules)
     matvecs = sum(rule.matvecs for rule in rules)
     held = torch.cat([rule.nodes[rule.weights.mean(0) > 1e-14] for rule in rules])
     low, high = float(held.min()), float(held.max())
     smallest = 1e-6 * max(abs(low), abs(high), 1e-30)
-    bandwidth = settings.bandwidth or max(KERNEL_WIDTH * (high - low) / settings.steps, smallest)
-    grid = torch.linspace(low - 4 * bandwidth, high + 4 * bandwidth, settings.points, dtype=torch.float64)
+    bandwidth = bandwidth or max(KERNEL_WIDTH * (high - low) / steps, smallest)
+    grid = torch.linspace(low - 4 * bandwidth, high + 4 * bandwidth, points, dtype=torch.float64)
     curves = torch.cat([smoothed(grid, rule.nodes, rule.weights, bandwidth) for rule in rules])
     if len(rules) == probes and probes > 1:
         cost = replace(cost, notes=(*cost.notes, "too large to keep the Lanczos vectors of the density: short recurrences"))
@@ -221,10 +211,10 @@ def _result(rules: list[_Rule], settings: _Settings, cost: Cost) -> Density:
         weights=torch.cat([rule.weights.sum(0) for rule in rules]) / probes,
         bandwidth=bandwidth,
         probes=probes,
-        steps=settings.steps,
+        steps=steps,
         matvecs=matvecs,
         outcome=Outcome.ESTIMATED,
-        seed=settings.seed,
+        seed=seed,
         cost=cost,
     )
 

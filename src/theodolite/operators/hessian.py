@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Unpack
 
 import torch
 from torch import Tensor
 
-from theodolite.operators.autograd.graphs import Keep
+from theodolite.operators.autograd.graphs import Keep, Keeping
 from theodolite.operators.autograd.operator import CHUNK, AutogradOperator
 from theodolite.operators.linear_stacks.products import StackPass
 from theodolite.operators.linear_stacks.recognition import run_stack
@@ -20,16 +21,10 @@ class HessianOperator(AutogradOperator[Gradients | StackPass]):
     """`H = ∇² Σ_b share_b loss_b` on the flat parameters. Made by `theodolite.hessian`."""
 
     def __init__(
-        self,
-        problem: Problem,
-        *,
-        keep: Keep = "auto",
-        memory_budget: int | None = None,
-        batched: bool | None = None,
-        closed_form: bool = True,
+        self, problem: Problem, *, batched: bool | None = None, closed_form: bool = True, **keeping: Unpack[Keeping]
     ) -> None:
         size = getattr(problem, "size", 0)
-        super().__init__(problem, (size, size), symmetric=True, keep=keep, memory_budget=memory_budget, batched=batched)
+        super().__init__(problem, (size, size), symmetric=True, batched=batched, **keeping)
         self.batched, self.closed_form = batched, closed_form
 
     def build(self, leaves: list[Tensor], tensors: dict[str, Tensor], batch: Batch, index: int) -> Gradients | StackPass:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from typing import Unpack
 
 import torch
 from torch import Tensor
 
 from theodolite.errors import NonFiniteError
-from theodolite.operators.autograd.graphs import GraphStore, Keep
+from theodolite.operators.autograd.graphs import GraphStore, Keep, Keeping
 from theodolite.operators.autograd.operator import BlockRoute, asymmetric_elsewhere
 from theodolite.operators.base import LinearOperator, rows_of, without_autocast
 from theodolite.operators.hessian import Gradients, HessianOperator, route_kind
@@ -35,14 +36,13 @@ class LayerHessians(Mapping[str, LinearOperator]):
         layers: str | Iterable[str] | None = None,
         *,
         bias: bool = False,
-        keep: Keep = "auto",
-        memory_budget: int | None = None,
         closed_form: bool = True,
+        **keeping: Unpack[Keeping],
     ) -> None:
         self.problem, self.bias, self.closed_form = problem, bias, closed_form
-        self._hessian = HessianOperator(problem, keep=keep, memory_budget=memory_budget, closed_form=False)
+        self._hessian = HessianOperator(problem, closed_form=False, **keeping)
         self._members = {layer.name: layer.members(bias=bias) for layer in match_layers(problem.selection, layers)}
-        self._graphs: GraphStore[BatchGraph] = GraphStore(problem, self._build, self._roots, keep=keep, budget=memory_budget)
+        self._graphs: GraphStore[BatchGraph] = GraphStore(problem, self._build, self._roots, **keeping)
         self._blocks = {name: LayerBlock(self, name, members) for name, members in self._members.items()}
         self._routes = {name: BlockRoute(problem, batched=None) for name in self._members}  # each layer proves its own
 

@@ -11,12 +11,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from theodolite.measures.anchors import AnchorProbe, AtomGeometry
-from theodolite.plots.axes_style import label_axes, legend, make_headroom, note, note_not_positive, reference, set_scales, span
-from theodolite.plots.chart import Grouping, chart
+from theodolite.plots.axes_style import label_axes, legend, make_headroom, note, reference, span
+from theodolite.plots.chart import Grouping, Labels, chart
 from theodolite.plots.figures import panels
 from theodolite.plots.spectra import draw_stairs, eigenvalues, histogram
 from theodolite.plots.style import GREY, PALETTE, look, looks, new_axes, style, write
-from theodolite.plots.tables import finite, groups, label_of, numbers, positive, read
+from theodolite.plots.tables import finite, groups, label_of, numbers, positive
 
 #: Curves of the error panel: column, name, whether it is a yardstick.
 _ERRORS = (
@@ -67,29 +67,27 @@ def plot_anchor_errors(rows: Any, *, title: str | None = None, ax: Axes | None =
     Dashed are the yardsticks: predicting the mean of the log bulk partition function, which is its variance, and the logarithm of
     the number of bulk words.
     """
-    table = read(rows, "top", *(name for name, _, _ in _ERRORS))
-    tops = numbers(table, "top")
-    columns = {name: numbers(table, name) for name, _, _ in _ERRORS}
-    with style():
-        ax = new_axes(ax)
-        set_scales(ax, "y")
-        at, hidden, shown = np.arange(len(tops)), 0, 0
+    labels: Labels = {"xlabel": "most probable words removed", "ylabel": "mean square error", "ax": ax}
+    labels["title"] = title or "Error of the anchor"
+    with chart(rows, "top", *(name for name, _, _ in _ERRORS), log="y", own_legend=True, **labels) as drawn:
+        ax, tops, drawn.total = drawn.ax, numbers(drawn.table, "top"), 0
+        columns = {name: numbers(drawn.table, name) for name, _, _ in _ERRORS}
+        at = np.arange(len(tops))
         for i, (name, label, yardstick) in enumerate(_ERRORS):
             values = columns[name]
             if name == "intercept_mse" and np.allclose(values, columns["mse"], rtol=_ALIKE, atol=0):
                 continue
             usable = finite(values) & positive(values)
-            hidden, shown = hidden + int((finite(values) & ~positive(values)).sum()), shown + len(values)
+            drawn.negative += int((finite(values) & ~positive(values)).sum())
+            drawn.total += len(values)
             colour = GREY if yardstick else PALETTE[i]
             line: Any = look(i).line if not yardstick else (0, (4, 2)) if name == "variance" else (0, (1, 2))
             marker = "" if yardstick else look(i).marker
             ax.plot(at[usable], values[usable], color=colour, linestyle=line, marker=marker, label=label)
         ax.set_xticks(at, [f"{int(k)}" for k in tops])
         ax.margins(x=0.08)
-        label_axes(ax, "", "", "most probable words removed", "mean square error", title or "Error of the anchor")
         make_headroom(ax, without=1)
         ax.legend(fontsize=8, loc="upper right")
-        note_not_positive(ax, hidden, shown)
     return ax
 
 
@@ -200,10 +198,7 @@ def grouped_bars(
     by: str,
     mark: str | None = None,
     log: bool = False,
-    xlabel: str = "",
-    ylabel: str | None = None,
-    title: str | None = None,
-    ax: Axes | None = None,
+    **given: Unpack[Labels],
 ) -> Axes:
     """Column `y` as bars, those of the same `x` side by side and named by `by`; a black line across each marks column `mark`.
 
@@ -212,10 +207,9 @@ def grouped_bars(
     >>> [float(bar.get_height()) for bar in ax.patches]
     [1.0, 0.5]
     """
-    found = groups(read(rows, x, y, by, mark), x)
-    with style():
-        ax = new_axes(ax)
-        set_scales(ax, "y" if log else "")
+    labels: Labels = {"xlabel": "", **given}
+    with chart(rows, x, y, by, mark, log="y" if log else "", own_legend=True, **labels) as drawn:
+        ax, found = drawn.ax, groups(drawn.table, x)
         for place, group in enumerate(found):
             width = 0.8 / len(group.rows)
             heights = numbers(group.rows, y)
@@ -229,6 +223,5 @@ def grouped_bars(
                 over = (at, float(max(heights[i], marks[i])))
                 write(ax, text, over, (0, 4), ha="center", fontsize=7.5)
         ax.set_xticks(range(len(found)), [group.label for group in found])
-        label_axes(ax, x, y, xlabel, ylabel, title)
         ax.margins(y=0.25 if log else 0.12)
     return ax

@@ -217,19 +217,17 @@ def span(
     """A shaded range of `x` or of `y`, with its name at its lower edge. Infinite ends reach the edge of the axes."""
     if (x is None) == (y is None):
         raise ValueError("A span covers either x= or y=.")
+    axis, draw = ("x", ax.axvspan) if x is not None else ("y", ax.axhspan)
     low, high = map(float, x if x is not None else y)  # type: ignore[arg-type]
     if math.isnan(low) or math.isnan(high) or not low < high:
         raise ValueError(f"A span needs two places, the lower first. Got {low} and {high}.")
-    left, right = ax.get_xlim() if x is not None else ax.get_ylim()
+    left, right = ax.get_xlim() if axis == "x" else ax.get_ylim()
     low, high = (min(left, right) if math.isinf(low) else low), (max(left, right) if math.isinf(high) else high)
     with style():
-        (ax.axvspan if x is not None else ax.axhspan)(low, high, color=colour, alpha=0.12, linewidth=0, zorder=0.5)
-        if x is not None:
-            ax.set_xlim(left, right)
-        else:
-            ax.set_ylim(left, right)
+        draw(low, high, color=colour, alpha=0.12, linewidth=0, zorder=0.5)
+        ax.set(**{f"{axis}lim": (left, right)})
         if label:
-            _name(ax, "x" if x is not None else "y", low, label, colour, box=False)
+            _name(ax, axis, low, label, colour, box=False)
     return ax
 
 

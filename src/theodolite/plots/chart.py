@@ -17,16 +17,21 @@ from theodolite.plots.tables import By, Group, groups, read
 from theodolite.results import Row
 
 
-class Grouping(TypedDict, total=False):
-    """What tells groups apart (`by`; `order` picks and sorts them, `label` names a single one), and what the axes say."""
+class Labels(TypedDict, total=False):
+    """What the axes say, and which they are."""
 
-    by: By
-    order: Sequence[Any] | None
-    label: str
     xlabel: str | None
     ylabel: str | None
     title: str | None
     ax: Axes | None
+
+
+class Grouping(Labels, total=False):
+    """Also what tells groups apart: `by`; `order` picks and sorts them, `label` names a single one."""
+
+    by: By
+    order: Sequence[Any] | None
+    label: str
 
 
 @dataclass

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from enum import Enum
+from itertools import chain, count
 from numbers import Integral, Real
 from os import PathLike
 from pathlib import Path
@@ -255,21 +256,16 @@ def _anchors(names: Iterable[str]) -> list[str]:
     """One anchor per name, different ones also where two names look the same as a slug."""
     anchors: list[str] = []
     for name in names:
-        anchor = base = f"section-{slug(name)}"
-        count = 1
-        while anchor in anchors:
-            count += 1
-            anchor = f"{base}-{count}"
-        anchors.append(anchor)
+        base = f"section-{slug(name)}"
+        numbered = chain([base], (f"{base}-{n}" for n in count(2)))
+        anchors.append(next(anchor for anchor in numbered if anchor not in anchors))
     return anchors
 
 
 def _part(section: Section, anchor: str) -> Part:
     findings = worst_first(section.findings)
-    if section.state in ("failed", "skipped"):
-        badge: Badge | None = Badge(section.state, section.state)
-    else:
-        badge = Badge(findings[0].severity.value, findings[0].severity.value) if findings else None
+    tone = section.state if section.state in ("failed", "skipped") else findings[0].severity.value if findings else ""
+    badge = Badge(tone, tone) if tone else None
     further = [finding for finding in findings if finding.sentence != section.sentence]
     return Part(section, anchor, table_of(section.rows, section.shown), badge, further)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from typing import Generic, Literal, TypeVar
+from typing import Generic, Literal, TypedDict, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,14 @@ from theodolite.problem.derivatives.second_order import plain_second_order_error
 
 Keep = Literal["auto", "always", "never"]
 Graph = TypeVar("Graph")
+
+
+class Keeping(TypedDict, total=False):
+    """What operators say to their `GraphStore`: whether to keep graphs, and the bytes they may take (None: half of the free)."""
+
+    keep: Keep
+    memory_budget: int | None
+
 
 _CONVOLUTIONAL = (nn.modules.conv._ConvNd,)
 
@@ -36,14 +44,14 @@ class GraphStore(Generic[Graph]):
         build: Callable[[list[Tensor], dict[str, Tensor], Batch, int], Graph],
         roots: Callable[[Graph], Sequence[Tensor]],
         *,
-        keep: Keep,
-        budget: int | None,
+        keep: Keep = "auto",
+        memory_budget: int | None = None,
     ) -> None:
         either("keep", keep, ("auto", "always", "never"))
         refuse_first_order_layers(problem.model)
         self.problem, self._build, self._roots = problem, build, roots
         self.keep = keep
-        self.budget = available_bytes(problem.device) // 2 if budget is None else budget
+        self.budget = available_bytes(problem.device) // 2 if memory_budget is None else memory_budget
         self.leaves = problem.leaves()
         self._kept: dict[int, tuple[float, Graph]] = {}
         self._full = keep == "never"

@@ -5,13 +5,13 @@ from __future__ import annotations
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Generic
+from typing import Generic, Unpack
 
 import torch
 from torch import Tensor, nn
 
 from theodolite.errors import NumericalWarning, StaleOperatorError, TheodoliteError
-from theodolite.operators.autograd.graphs import Graph, GraphStore, Keep, backward, batching_may_pay
+from theodolite.operators.autograd.graphs import Graph, GraphStore, Keeping, backward, batching_may_pay
 from theodolite.operators.base import SYMMETRY_TOLERANCE, LinearOperator, rows_of, symmetry_gap
 from theodolite.problem import Batch, Problem, join_like, split_like
 from theodolite.results import Cost
@@ -103,21 +103,13 @@ class AutogradOperator(LinearOperator, Generic[Graph]):
     """
 
     def __init__(
-        self,
-        problem: Problem,
-        shape: tuple[int, int],
-        *,
-        symmetric: bool,
-        keep: Keep,
-        memory_budget: int | None,
-        batched: bool | None = None,
+        self, problem: Problem, shape: tuple[int, int], *, symmetric: bool, batched: bool | None, **keeping: Unpack[Keeping]
     ) -> None:
         if not isinstance(problem, Problem):
             raise ValueError(f"Expected a Problem. Got {type(problem).__name__}; wrap it: theodolite.Problem(model, loss, data).")
         super().__init__(shape, dtype=problem.dtype, device=problem.device, symmetric=symmetric)
         self.problem = problem
-        self.keep, self.memory_budget = keep, memory_budget
-        self.graphs: GraphStore[Graph] = GraphStore(problem, self.build, self.roots, keep=keep, budget=memory_budget)
+        self.graphs: GraphStore[Graph] = GraphStore(problem, self.build, self.roots, **keeping)
         self.snapshot = Snapshot(problem.model)
         self.block_route = BlockRoute(problem, batched=batched)
 
