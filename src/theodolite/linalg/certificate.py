@@ -11,6 +11,7 @@ No gap of the spectrum has to be known or guessed.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ from torch import Tensor
 RISK = 1e-3
 
 
+@dataclass
 class Chain:
     """The coefficients of a Lanczos chain from a random unit vector in `dimension` dimensions.
 
@@ -30,18 +32,14 @@ class Chain:
     0.0
     """
 
-    def __init__(self, dimension: int) -> None:
-        self.dimension = dimension
-        self.diagonal: list[float] = []
-        self.offdiagonal: list[float] = []
+    dimension: int
+    diagonal: list[float] = field(default_factory=list)
+    offdiagonal: list[float] = field(default_factory=list)
 
     @classmethod
     def of_projection(cls, projection: Tensor, remainder: float, dimension: int) -> Chain:
         """The chain whose tridiagonal matrix is `projection`, with the norm of its last remainder."""
-        chain = cls(dimension)
-        chain.diagonal = projection.diagonal().tolist()
-        chain.offdiagonal = [*projection.diagonal(1).tolist(), remainder]
-        return chain
+        return cls(dimension, projection.diagonal().tolist(), [*projection.diagonal(1).tolist(), remainder])
 
     @property
     def length(self) -> int:

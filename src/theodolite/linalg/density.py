@@ -194,7 +194,6 @@ def _short_lanczos(z: Tensor, steps: int) -> Generator[Tensor, Tensor, list[_Rul
 
 def _result(rules: list[_Rule], steps: int, points: int, bandwidth: float | None, seed: int, cost: Cost) -> Density:
     probes = sum(len(rule.weights) for rule in rules)
-    matvecs = sum(rule.matvecs for rule in rules)
     held = torch.cat([rule.nodes[rule.weights.mean(0) > 1e-14] for rule in rules])
     low, high = float(held.min()), float(held.max())
     smallest = 1e-6 * max(abs(low), abs(high), 1e-30)
@@ -212,7 +211,7 @@ def _result(rules: list[_Rule], steps: int, points: int, bandwidth: float | None
         bandwidth=bandwidth,
         probes=probes,
         steps=steps,
-        matvecs=matvecs,
+        matvecs=sum(rule.matvecs for rule in rules),
         outcome=Outcome.ESTIMATED,
         seed=seed,
         cost=cost,

@@ -375,13 +375,11 @@ class EigenSolver:
         """Whether a warm start needs no further search: a short chain stayed below the wanted values."""
         if not self.trusted or self.matvecs < WARM_PRODUCTS:
             return False
-        if chain.length >= LOOK or self._has_looked():
+        # A start that took so many residuals to settle has met whatever moved.
+        looked = self.start is not None and self.matvecs - self.start.shape[1] >= LOOK
+        if looked or chain.length >= LOOK:
             return True
         return chain.length >= 2 and chain.reach(both_ends=self.by_magnitude) <= 0.9 * edge
-
-    def _has_looked(self) -> bool:
-        """Whether a warm start took so many residuals to settle that it met whatever moved."""
-        return self.start is not None and self.matvecs - self.start.shape[1] >= LOOK
 
     def _solution(self, pairs: RitzPairs, outcome: Outcome) -> Solution:
         count = min(self.k, self.basis.size)

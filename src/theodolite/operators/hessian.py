@@ -59,10 +59,8 @@ class HessianOperator(AutogradOperator[Gradients | StackPass]):
 def route_kind(kept: Sequence[object], *, closed_form: bool) -> str:
     """How products are made, from what is kept of the batches; `closed_form`: whether it is still to be tried."""
     closed = sum(not isinstance(graph, tuple) for graph in kept)
-    if not kept:
-        return "closed form or double backward" if closed_form else "double backward"
-    if closed == 0:
-        return "double backward"
+    if not closed:
+        return "closed form or double backward" if closed_form and not kept else "double backward"
     return "closed form of a linear stack" + (", else double backward" if closed < len(kept) else "")
 
 

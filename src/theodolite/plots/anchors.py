@@ -56,9 +56,8 @@ def plot_atom_geometry(geometry: AtomGeometry, *, title: str | None = None, figu
 
 
 def _draw_geometry(geometry: AtomGeometry, axes: Sequence[Axes]) -> None:
-    plot_singular_values(geometry, ax=axes[0])
-    plot_atom_norms(geometry, ax=axes[1])
-    plot_atom_cosines(geometry, ax=axes[2])
+    for plot, ax in zip((plot_singular_values, plot_atom_norms, plot_atom_cosines), axes, strict=True):
+        plot(geometry, ax=ax)
 
 
 def plot_anchor_errors(rows: Any, *, title: str | None = None, ax: Axes | None = None) -> Axes:

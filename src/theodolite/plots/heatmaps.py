@@ -108,8 +108,7 @@ def heatmap(
     table = read(rows, x, y, value)
     across, down = groups(table, x), groups(table, y)
     grid, repeats = _pivot(table, x, y, value, [g.key for g in across], [g.key for g in down])
-    upwards = all(is_number(g.key) for g in down)
-    if upwards:
+    if all(is_number(g.key) for g in down):  # upwards
         grid, down = grid[::-1], down[::-1]
     ax = matrix(
         grid,
@@ -267,8 +266,7 @@ def leading_blocks(
     if not named:
         raise ValueError("leading_blocks needs at least one matrix. Got an empty mapping.")
     figure, axes = panels(len(named), columns=columns, letters=len(named) > 1, title=title)
-    last = len(named) - 1
-    for i, (ax, (name, values)) in enumerate(zip(axes, named.items(), strict=True)):
+    for ax, (name, values) in zip(axes, named.items(), strict=True):
         block = _scaled(as_array(values), size)
         names = list(range(1, len(block) + 1))
         matrix(
@@ -277,7 +275,7 @@ def leading_blocks(
             column_names=names,
             limits=(0.0, 1.0),
             annotate=annotate,
-            label=label if i == last else "",
+            label=label if ax is axes[-1] else "",
             title=name or None,
             ax=ax,
         )

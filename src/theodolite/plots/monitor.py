@@ -109,12 +109,10 @@ def _thinned(rows: Sequence[Row], column: str) -> list[Row]:
 def _panel(ax: Axes, name: str, log_axis: bool, lines: list[tuple[list[Row], str, str]]) -> None:
     shown = [(rows, column, label) for rows, column, label in lines if rows]
     with style():
-        ax.set_title(name)
-        ax.set_xlabel("step")
+        ax.set(title=name, xlabel="step")
         if not shown:
             ax.text(0.5, 0.5, "not measured", transform=ax.transAxes, ha="center", va="center", color=GREY)
-            ax.set_xticks([])
-            ax.set_yticks([])
+            ax.set(xticks=[], yticks=[])
             return
     values = np.concatenate([numbers(rows, column) for rows, column, _ in shown])
     values = values[finite(values)]

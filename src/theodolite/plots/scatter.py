@@ -125,8 +125,7 @@ def _diagonal(ax: Axes, points: Array) -> None:
     low = min(ax.get_xlim()[0], ax.get_ylim()[0])
     high = max(ax.get_xlim()[1], ax.get_ylim()[1])
     ax.plot([low, high], [low, high], color=GREY, linestyle=(0, (4, 2)), linewidth=1.1, zorder=1.5, label="y = x")
-    ax.set_xlim(low, high)
-    ax.set_ylim(low, high)
+    ax.set(xlim=(low, high), ylim=(low, high))
     ax.set_aspect("equal", adjustable="box")
 
 

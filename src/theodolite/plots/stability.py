@@ -66,13 +66,12 @@ def stability_panels(
     wide = len(columns) if by else len(quantities)
     figure, axes = panels(len(places), columns=wide, size=(3.7, 3.0), title=title, figure=figure)
     for ax, (trial, quantity, column) in zip(axes, places, strict=True):
-        heading = [column.label, f"trial {trial.label}" if len(trials) > 1 else ""]
         chosen = {group.key: group.rows for group in groups(trial.rows, by)}.get(column.key)
         if chosen is None:  # a configuration without this trial
             ax.set_axis_off()
             continue
-        heading_text = ", ".join(filter(None, heading)) or None
-        pairs_and_maxima(chosen, quantity, title=heading_text, key=ax is axes[0], ax=ax, **options)
+        heading = ", ".join(filter(None, [column.label, f"trial {trial.label}" if len(trials) > 1 else ""])) or None
+        pairs_and_maxima(chosen, quantity, title=heading, key=ax is axes[0], ax=ax, **options)
     return figure
 
 

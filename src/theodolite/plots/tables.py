@@ -67,10 +67,9 @@ def read(rows: Any, *columns: str | Sequence[str] | None) -> list[Row]:
     if not table:
         raise ValueError("There are no rows to draw.")
     known = list(dict.fromkeys(name for row in table for name in row))
-    for names in columns:
-        for name in _names(names):
-            if name not in known:
-                raise ValueError(f"The rows have no column {name!r}. Nearest: {', '.join(nearest(name, map(str, known)))}.")
+    for name in (name for names in columns for name in _names(names)):
+        if name not in known:
+            raise ValueError(f"The rows have no column {name!r}. Nearest: {', '.join(nearest(name, map(str, known)))}.")
     return table
 
 

@@ -10,8 +10,6 @@ from torch.nn import functional
 
 from theodolite.problem.weighting import IGNORED
 
-_BINARY = (nn.BCEWithLogitsLoss, functional.binary_cross_entropy_with_logits)
-
 
 def right_answers(output: Tensor, target: Any, loss: Any = None, *, shift: int = 0) -> Tensor | None:
     """Which answers are right, one bit per label that counts; None where the target names no class.
@@ -54,7 +52,7 @@ def answers(target: Any, loss: Any = None, shift: int = 0) -> Tensor | None:
 def _right_signs(output: Tensor, target: Tensor, loss: Any) -> Tensor | None:
     """A single output: right where its sign is that of the target."""
     output, target = output.reshape(-1), target.reshape(-1)
-    binary = loss in _BINARY[1:] or isinstance(loss, _BINARY[0])
+    binary = isinstance(loss, nn.BCEWithLogitsLoss) or loss is functional.binary_cross_entropy_with_logits
     if not bool((((target == 0) | (target == 1)) if binary else (target.abs() == 1)).all()):
         return None
     return ((output > 0) == (target > 0)) & torch.isfinite(output)

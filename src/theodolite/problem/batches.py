@@ -62,7 +62,8 @@ class Batch:
         """All batches as one, where their shapes allow it."""
         every = (self, *others)
         columns = zip(*((b.args, b.kwargs, b.target) for b in every), strict=True)
-        return Batch(*(join_trees(*trees) for trees in columns), sum(b.size for b in every))
+        args, kwargs, target = (join_trees(*trees) for trees in columns)
+        return Batch(args, kwargs, target, sum(b.size for b in every))
 
     def part(self, rows: slice | Tensor) -> Batch:
         """Some samples of the batch, by slice or indices; tensors whose first size is not the batch's are shared."""

@@ -45,9 +45,7 @@ def collect_runs(folder: str | PathLike[str]) -> tuple[list[ExperimentRun], list
     """All runs below a folder in the order of their ids, and those that cannot be read."""
     runs: list[ExperimentRun] = []
     bad: list[Unreadable] = []
-    for path in sorted(Path(folder).rglob("manifest.json")):
-        if not _is_run(path):
-            continue
+    for path in filter(_is_run, sorted(Path(folder).rglob("manifest.json"))):
         try:
             runs.append(load_run(path.parent))
         except Exception as error:  # one bad run must not hide the others
@@ -180,9 +178,8 @@ def _failures(run: ExperimentRun) -> list[Note | Fold]:
 
 
 def _claim(verdict: Verdict) -> Row:
-    reported = Cell(note="no value")
-    if verdict.reported:
-        reported = Cell(text=show(verdict.reported.value), note=verdict.reported.origin)
+    said = verdict.reported
+    reported = Cell(text=show(said.value), note=said.origin) if said else Cell(note="no value")
     error = "" if verdict.error is None else f" ± {verdict.error:.2g}"
     expected = "expected to fail at this size, and holds" if verdict.surprising else "expected at this size"
     remarks = [verdict.note, f"{expected}: {verdict.reason}" if verdict.reason else ""]

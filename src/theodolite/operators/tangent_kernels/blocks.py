@@ -119,20 +119,18 @@ class BlockMaker:
         }
         if not uses:  # a Taylor twin, say, which calls its layers inside a transform
             return {}
-        forms = [
-            (name, i, _safely(guesses(use, local)))
+        made = [
+            (name, i, [_Gathered(form, flat.shape[1]) for form in _safely(guesses(use, local))])
             for name, use in uses.items()
             for local, i in self.owners[name][1].items()
             if truth[i] is not None and i not in self._shapeless
         ]
-        pulled = _pulled_back(flat, {name: use.outputs for name, use in uses.items()})
-        made = [[_Gathered(form, flat.shape[1]) for form in several] for _, _, several in forms]
-        for parts in pulled:
-            for (name, _, _), several in zip(forms, made, strict=True):
+        for parts in _pulled_back(flat, {name: use.outputs for name, use in uses.items()}):
+            for name, _, several in made:
                 for gathered in several:
                     gathered.add(parts[name])
         found: dict[int, Features] = {}
-        for (_, i, _), several in zip(forms, made, strict=True):
+        for _, i, several in made:
             features = _first_fit(several, truth[i].reshape(-1), cotangent)  # type: ignore[union-attr]
             if features is None:
                 self._shapeless.add(i)

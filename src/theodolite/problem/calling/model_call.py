@@ -176,10 +176,9 @@ def _own_loss(raw: Any, model: nn.Module) -> Tensor:
     loss = raw.get("loss") if isinstance(raw, Mapping) else getattr(raw, "loss", None)
     if isinstance(loss, Tensor):
         return loss
-    if isinstance(raw, tuple) and raw and isinstance(raw[0], Tensor) and raw[0].ndim == 0:
-        return raw[0]
-    if isinstance(raw, Tensor) and raw.ndim == 0:
-        return raw
+    first = raw[0] if isinstance(raw, tuple) and raw else raw
+    if isinstance(first, Tensor) and first.ndim == 0:
+        return first
     raise ValueError(
         f"loss=None needs a model that returns its own loss, but {type(model).__name__} returned none. "
         "Put 'labels' into each batch, or pass a loss function."

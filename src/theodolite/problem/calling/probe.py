@@ -47,7 +47,7 @@ def check_repeatable(problem: Problem) -> None:
         _compare(problem, first, evaluate())
         if torch.equal(before, _random_state(problem.device)):
             return
-        active = _active_parts(problem)
+        active = _modules_that(problem, _drops)
         if active:
             raise NotRepeatableError(f"Two evaluations agree by luck only: random numbers are drawn. {_named(active)} {_REMEDY}")
         for _ in range(DRAWS - 1):
@@ -59,7 +59,7 @@ def _compare(problem: Problem, first: Evaluation, second: Evaluation) -> None:
     gap = max(gap, abs(float(first.loss) - float(second.loss)))
     size = max(float(first.output.abs().max()), abs(float(first.loss)), 1e-30)
     if gap > 1e-5 * size:
-        cause = _named(_active_parts(problem))
+        cause = _named(_modules_that(problem, _drops))
         raise NotRepeatableError(
             f"Two identical evaluations differ by {gap:.2e} (the output is of size {size:.2g}). {cause} {_REMEDY}"
         )
@@ -91,19 +91,21 @@ def refuse_self_changing_layers(model: nn.Module) -> None:
             )
 
 
-def _active_parts(problem: Problem) -> list[str]:
-    """Modules that drop at random in the problem's mode."""
+def _modules_that(problem: Problem, fit: Callable[[nn.Module], bool]) -> list[str]:
+    """Names of the modules of which something is true in the problem's mode."""
     with left_as_found(problem.model, problem.mode):
-        return [
-            name or type(module).__name__ for name, module in problem.model.named_modules() if module.training and _drops(module)
-        ]
+        return [name or type(module).__name__ for name, module in problem.model.named_modules() if fit(module)]
 
 
 def _drops(module: nn.Module) -> bool:
-    """Whether it is a dropout with a rate that leaves something to chance."""
-    if not (type(module).__name__.endswith(_DROPOUTS) or isinstance(module, nn.MultiheadAttention | nn.RNNBase)):
-        return False
-    return any(isinstance(rate, float | int) and 0 < rate < 1 for rate in (getattr(module, name, None) for name in _RATES))
+    """Whether it is a dropout at work with a rate that leaves something to chance."""
+    known = type(module).__name__.endswith(_DROPOUTS) or isinstance(module, nn.MultiheadAttention | nn.RNNBase)
+    rates = (getattr(module, name, None) for name in _RATES)
+    return known and module.training and any(isinstance(rate, float | int) and 0 < rate < 1 for rate in rates)
+
+
+def _couples(module: nn.Module) -> bool:
+    return isinstance(module, nn.modules.batchnorm._BatchNorm) and (module.training or module.running_mean is None)
 
 
 def _named(active: list[str]) -> str:
@@ -114,12 +116,7 @@ def _named(active: list[str]) -> str:
 
 def refuse_batch_coupling(problem: Problem, quantity: str) -> None:
     """Raise if outputs of one sample depend on the others (BatchNorm in train mode)."""
-    with left_as_found(problem.model, problem.mode):
-        coupled = [
-            name or type(module).__name__
-            for name, module in problem.model.named_modules()
-            if isinstance(module, nn.modules.batchnorm._BatchNorm) and (module.training or module.running_mean is None)
-        ]
+    coupled = _modules_that(problem, _couples)
     if coupled:
         raise BatchCoupledError(
             f"{quantity} is a per-sample quantity, but {coupled[0]} normalises over the batch. Remedies: "
