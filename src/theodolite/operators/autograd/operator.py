@@ -110,6 +110,7 @@ class AutogradOperator(LinearOperator, Generic[Graph]):
         super().__init__(shape, dtype=problem.dtype, device=problem.device, symmetric=symmetric)
         self.problem = problem
         self.graphs: GraphStore[Graph] = GraphStore(problem, self.build, self.roots, **keeping)
+        self.keep, self.memory_budget = self.graphs.keep, keeping.get("memory_budget")
         self.snapshot = Snapshot(problem.model)
         self.block_route = BlockRoute(problem, batched=batched)
 
