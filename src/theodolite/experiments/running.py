@@ -14,7 +14,7 @@ from theodolite.experiments.registry import UnknownExperimentError, get
 from theodolite.results import Row
 from theodolite.runners import Computations, Engine, Record, run_stored
 from theodolite.runners.runs import Codes
-from theodolite.runners.store import iterate_rows, read_manifest, read_records
+from theodolite.runners.store import read_manifest, read_records
 
 
 @dataclass(frozen=True, repr=False)
@@ -153,7 +153,7 @@ def load_run(folder: str | PathLike[str]) -> ExperimentRun:
     keys = manifest["keys"]
     records = read_records(folder)
     mine = {key: records[key] for key in keys if key in records}
-    rows = list(iterate_rows(mine, keys))
+    rows = [row for key in keys if key in mine for row in mine[key].rows]
     if any(record.code for record in mine.values()):  # folders of version 0.1 hold the rows of one figure, and no others
         rows = figure.view.of(rows)
     return ExperimentRun(

@@ -5,8 +5,9 @@ Names are imported on first use: the log can be read without torch.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from theodolite._names import attach
 
 if TYPE_CHECKING:
     from theodolite.monitors.log import MonitorLog as MonitorLog
@@ -19,22 +20,4 @@ if TYPE_CHECKING:
     from theodolite.monitors.spikes.diagnosis import Cause as Cause
     from theodolite.monitors.spikes.diagnosis import Spike as Spike
 
-_HOME = {
-    "Monitor": "monitor",
-    "MonitorReport": "report",
-    "Spike": "spikes.diagnosis",
-    "Cause": "spikes.diagnosis",
-    "MultiCatapult": "rates.multi_catapult",
-    "CriticalRateLR": "rates.critical_rate",
-    "cyclical_rate": "rates.critical_rate",
-    "MonitorLog": "log",
-    "read_log": "log",
-}
-
-__all__ = list(_HOME)
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module 'theodolite.monitors' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"theodolite.monitors.{_HOME[name]}"), name)
+__all__, __getattr__, __dir__ = attach(__name__, __file__)

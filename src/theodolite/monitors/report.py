@@ -176,6 +176,4 @@ def _features(looks: Sequence[CurvatureSample]) -> Finding | None:
 
 
 def _note(text: str) -> Finding:
-    return Finding(
-        instrument="monitor", severity=Severity.NOTE, sentence=f"{text[0].upper()}{text[1:].rstrip('.')}.", label="monitor note"
-    )
+    return _finding(f"{text[0].upper()}{text[1:].rstrip('.')}.", "monitor note", "", None, source="")

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from theodolite.results.base import Row
+from theodolite.results.base import Row, fields_of
 
 
 class Severity(StrEnum):
@@ -48,17 +48,8 @@ class Finding:
 
     def row(self) -> Row:
         """The finding as one flat dictionary."""
-        return {
-            "instrument": self.instrument,
-            "severity": self.severity.value,
-            "label": self.label,
-            "sentence": self.sentence,
-            "quantity": self.quantity,
-            "value": self.value,
-            "error": self.error,
-            "advice": self.advice,
-            "source": self.source,
-        }
+        found = fields_of(self, "instrument severity label sentence quantity value error advice source")
+        return {**found, "severity": self.severity.value}
 
     def __str__(self) -> str:
         return f"{self.severity.value}: {self.sentence}" + (f" {self.advice}" if self.advice else "")

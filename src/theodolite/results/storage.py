@@ -73,14 +73,12 @@ def _encode(value: Any, key: str, tensors: dict[str, Tensor]) -> Any:
         return {"outcome": value.name}
     if isinstance(value, Severity):
         return {"severity": value.name}
-    if isinstance(value, Result | Cost | Provenance | Finding):
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {f.name: _encode(getattr(value, f.name), f"{key}.{f.name}", tensors) for f in dataclasses.fields(value)}
         if isinstance(value, Result):
             return {"type": value.type_key, "schema": value.schema, "fields": fields}
-        return {"type": type(value).__name__, "fields": fields}
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):  # a part of the result, which its class declares
-        fields = {f.name: _encode(getattr(value, f.name), f"{key}.{f.name}", tensors) for f in dataclasses.fields(value)}
-        return {"part": type(value).__name__, "fields": fields}
+        known = isinstance(value, tuple(_PLAIN.values()))  # else a part of the result, which its class declares
+        return {"type" if known else "part": type(value).__name__, "fields": fields}
     if isinstance(value, dict):
         return {"map": [[name, _encode(v, f"{key}.{i}", tensors)] for i, (name, v) in enumerate(value.items())]}
     if isinstance(value, tuple | list):

@@ -14,7 +14,7 @@ import traceback
 import zlib
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from theodolite.arguments import optional_integer
@@ -92,13 +92,11 @@ def run_all(
     [{'square': 4}, {'square': 9}]
     """
     finished = finish_all(task, jobs, engine=engine, workers=workers, threads=threads, address=address, progress=progress)
-    return (row for one in finished for row in _rows_of(one))
+    return (row for one in finished for row in (one.rows if one.failure is None else [_failed_row(one.job, one.failure)]))
 
 
-def _rows_of(finished: Finished) -> list[Row]:
-    if finished.failure is None:
-        return finished.rows
-    return [{**finished.job, "outcome": "failed", "error": finished.failure.error, "traceback": finished.failure.traceback}]
+def _failed_row(job: Job, failure: Failure) -> Row:
+    return {**job, "outcome": "failed", **asdict(failure)}
 
 
 def finish_all(

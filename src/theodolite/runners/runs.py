@@ -16,7 +16,7 @@ import torch
 from theodolite.results import Provenance, Row
 from theodolite.runners.code_version import code_version, git_state
 from theodolite.runners.engines import Engine, Failure, Finished, Job, Task, failure_of, finish_all, kept_open
-from theodolite.runners.store import Computations, Record, RunStore, iterate_rows, job_key, plain, plain_row
+from theodolite.runners.store import Computations, Record, RunStore, job_key, plain, plain_row
 
 
 @dataclass(frozen=True)
@@ -217,7 +217,7 @@ class _Performer:
         """The run at its end."""
         mine = {key: records[key] for key in keys}
         failures = [record for record in mine.values() if record.failed]
-        rows = list(iterate_rows(mine, keys))
+        rows = [row for record in mine.values() for row in record.rows]
         outdated = self.codes.outdated(work, mine.values())
         return RunSummary(rows, failures, len(keys), reused, time.perf_counter() - began, torn, outdated)
 
@@ -242,15 +242,8 @@ class _PlainRows:
 
 
 def _record(key: str, finished: Finished) -> Record:
-    failure = finished.failure
-    return Record(
-        key,
-        dict(finished.job),
-        finished.rows,
-        finished.seconds,
-        error=failure.error if failure else None,
-        traceback=failure.traceback if failure else None,
-    )
+    failure = asdict(finished.failure) if finished.failure else {}
+    return Record(key, dict(finished.job), finished.rows, finished.seconds, **failure)
 
 
 def _manifest(name: str, settings: Mapping[str, Any] | None, code: str, threads: int, keys: list[str]) -> dict[str, Any]:

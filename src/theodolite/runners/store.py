@@ -19,7 +19,7 @@ import json
 import os
 import socket
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
@@ -240,23 +240,12 @@ def plain(value: Any) -> Any:
 def encode_record(record: Record) -> tuple[bytes, bytes]:
     """A record as a line with its check sum, and its tensors as safetensors (empty if it has none)."""
     tensors: dict[str, Tensor] = {}
-    content = {
-        "key": record.key,
-        "job": plain(dict(record.job)),
-        "rows": [_encode_row(plain_row(row), i, tensors) for i, row in enumerate(record.rows)],
-        "seconds": record.seconds,
-        "error": record.error,
-        "traceback": record.traceback,
-        "code": record.code,
-    }
+    rows = [_encode_row(plain_row(row), i, tensors) for i, row in enumerate(record.rows)]
+    content = {**vars(record), "job": plain(dict(record.job)), "rows": rows}
     packed = save_tensors(tensors) if tensors else b""
     if packed:
         content["tensors"] = f"{zlib.crc32(packed):08x}"
-    return _line(content), packed
-
-
-def _line(content: dict[str, Any]) -> bytes:
-    return (json.dumps({**content, "crc": _crc(content)}) + "\n").encode()
+    return (json.dumps({**content, "crc": _crc(content)}) + "\n").encode(), packed
 
 
 def _crc(content: dict[str, Any]) -> str:
@@ -369,10 +358,3 @@ def _plain_os_errors(folder: Path, finished: int) -> Iterator[None]:
             f"{folder} could not be written: {reason}. {finished} finished jobs are safe there; "
             "mend the cause and run again with --resume.",
         ) from error
-
-
-def iterate_rows(records: Mapping[str, Record], keys: Iterable[str]) -> Iterator[Row]:
-    """Rows of the given jobs in their order, whatever order they finished in."""
-    for key in keys:
-        if key in records:
-            yield from records[key].rows

@@ -257,9 +257,7 @@ class _Run:
 
     def trace(self, seed: int, final: float | None, seconds: float) -> Trace:
         return Trace(
-            loss=tuple(self.columns["loss"]),
-            rate=tuple(self.columns["rate"]),
-            epoch=tuple(self.columns["epoch"]),
+            **{name: tuple(column) for name, column in self.columns.items()},
             measured={name: tuple(column) for name, column in self.measured.items()},
             final_loss=final,
             stopped=self.stopped,

@@ -12,7 +12,7 @@ from theodolite.cli.terminal import Data, Loss, Model, Samples, Seed, show
 
 if TYPE_CHECKING:
     from theodolite.cli.loading.datasets import Part
-    from theodolite.cli.loading.own_model import Subject
+    from theodolite.cli.loading.subject import Subject
 
 
 Statistics = StrEnum("Statistics", {"INTERPOLATE": "interpolate", "RECOMPUTE": "recompute", "BATCH": "batch"})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -154,7 +155,7 @@ def _duration(seconds: float) -> str:
 
 
 def _run(plan: Plan, study: Study, out: Path, engine: Engine, *, resume: bool, fresh: bool) -> RunSummary:
-    from theodolite.cli.loading.stability_study import job_of, measure_job
+    from theodolite.cli.loading.stability_study import measure_job
     from theodolite.runners import run_stored
 
     return run_stored(
@@ -162,7 +163,7 @@ def _run(plan: Plan, study: Study, out: Path, engine: Engine, *, resume: bool, f
         plan.jobs(study),
         name="stability",
         folder=out / "run",
-        settings=job_of(plan.options, sizes=list(plan.sizes), pairs=plan.pairs, trials=plan.trials),
+        settings={**asdict(plan.options), "sizes": list(plan.sizes), "pairs": plan.pairs, "trials": plan.trials},
         owners=(measure_job, *plan.options.owners()),
         resume=resume,
         fresh=fresh,

@@ -13,7 +13,7 @@ import typer
 from theodolite.cli.terminal import Samples, Seed, check_folder, exit_when_interrupted, print_json, with_notes
 
 if TYPE_CHECKING:
-    from theodolite.cli.loading.own_model import Subject
+    from theodolite.cli.loading.subject import Subject
     from theodolite.instruments import Plan, Survey
 
 #: Seconds of a budget kept for drawing and writing the page.

@@ -19,7 +19,7 @@ from theodolite.cli.loading.batches import first_parts, raw_batches, top_label, 
 from theodolite.cli.loading.datasets import SAMPLE_TEXT, STORIES, Share, Source, are_there, from_set, load_data
 from theodolite.cli.loading.losses import token_cross_entropy, word_of
 from theodolite.cli.loading.module_attribute import reason
-from theodolite.cli.loading.own_model import Subject
+from theodolite.cli.loading.subject import Subject
 from theodolite.models import registry
 from theodolite.problem.tensors import named_tensors
 from theodolite.text import listed, nearest

@@ -18,8 +18,7 @@ from theodolite.cli.loading.datasets import Part
 from theodolite.cli.loading.hugging_face import as_one_tensor
 from theodolite.cli.loading.module_attribute import load_attribute, names_code
 from theodolite.cli.loading.optimizers import WORDS, make_optimizer
-from theodolite.cli.loading.own_model import Subject, own_model
-from theodolite.cli.loading.subject import load_subject, load_test_part
+from theodolite.cli.loading.subject import Subject, load_subject, load_test_part, own_model
 from theodolite.errors import NotRepeatableError
 from theodolite.measures.mode_connectivity import POINTS, LinearPath
 from theodolite.measures.stability.study import (
@@ -184,16 +183,6 @@ def check_data_stays(study: Study) -> None:
             )
 
 
-def job_of(options: StudyOptions, **more: Any) -> dict[str, Any]:
-    """The options and what else a job needs as one dictionary of plain values."""
-    return {**asdict(options), **more}
-
-
-def options_of(job: Mapping[str, Any]) -> StudyOptions:
-    """The options that a job carries."""
-    return StudyOptions(**{name: job[name] for name in StudyOptions.__dataclass_fields__})
-
-
 def _with_example(options: StudyOptions) -> StudyOptions:
     """The embedded example where model and data are not named, its data for built-in networks."""
     if options.data is not None or options.own_model:
@@ -312,15 +301,15 @@ class Plan:
         """Plain values; data and starting weights enter by their digest, so that no result of others is taken for one."""
         ends = (min(self.sizes), max(self.sizes))
         return [
-            job_of(
-                self.options,
-                trial=trial,
-                m=m,
-                pairs=self.pairs,
-                checkpoints=list(self.checkpoints),
-                paths=self.paths if m in ends else 0,
-                content=content,
-            )
+            {
+                **asdict(self.options),
+                "trial": trial,
+                "m": m,
+                "pairs": self.pairs,
+                "checkpoints": list(self.checkpoints),
+                "paths": self.paths if m in ends else 0,
+                "content": content,
+            }
             for trial in range(self.trials)
             for content in [study.fingerprint(trial)]
             for m in self.sizes
@@ -339,7 +328,7 @@ def default_sizes(pool: int) -> tuple[int, ...]:
 
 def measure_job(job: Mapping[str, Any]) -> list[Row]:
     """All pairs of one size in one trial, as rows: those of the pairs, of the paths, and one on the whole."""
-    options = options_of(job)
+    options = StudyOptions(**{f.name: job[f.name] for f in fields(StudyOptions)})
     study = _study(options)
     if study.fingerprint(job["trial"]) != job["content"]:
         raise NotRepeatableError(
@@ -351,10 +340,8 @@ def measure_job(job: Mapping[str, Any]) -> list[Row]:
     return as_rows(measure_size(study.recipe_for(m), study.bench, config, m, trial, progress=False))
 
 
-@lru_cache(maxsize=1)
-def _study(options: StudyOptions) -> Study:
-    """What was loaded, not what was trained; one study at a time, so that the jobs of a process read their data once."""
-    return load_study(options)
+#: What was loaded, not what was trained; one study at a time, so that the jobs of a process read their data once.
+_study = lru_cache(maxsize=1)(load_study)
 
 
 def open_study(options: StudyOptions) -> Study:

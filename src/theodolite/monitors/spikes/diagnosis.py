@@ -86,9 +86,9 @@ class Spike:
 
     start: int
     peak: int
-    end: int | None
-    height: float
     cause: Cause
+    end: int | None = None
+    height: float = 1.0
     rise: float = math.nan
     took: int | None = None
     batch: int | None = None

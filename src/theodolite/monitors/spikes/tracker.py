@@ -89,6 +89,11 @@ class Situation:
         least = min(rates, default=0.0)
         return rates[-1] / least if least > 0 else 1.0
 
+    def spike(self, cause: Cause, led: StepStats, detail: str, **more: Any) -> Spike:
+        """A spike that begins at this step, because of the step `led`."""
+        step = self.now.step
+        return Spike(start=step, peak=step, cause=cause, detail=detail, **{"batch": led.step, "rate": led.rate, **more})
+
     def measured(self, spike: Spike) -> Spike:
         """The spike as high as it is by now: over the loss before, where that was positive, and above it."""
         top, before = self.state.top, self.state.before
@@ -193,7 +198,7 @@ class SpikeTracker:
         alike = [at for at, height in self._outliers if index - at <= LIKES_WITHIN and height >= 0.5 * loss]
         self._outliers.append((index, loss))
         if len(alike) < LIKES:
-            return self._open(here, _opened_by_batch(here, evidence), evidence)
+            return self._open_by_batch(here, evidence)
         text = (
             f"single batches far harder than the probe keep coming (batch {index} is one of several): "
             "rare classes or heavy tails, not bad batches"
@@ -213,21 +218,16 @@ class SpikeTracker:
         shown = max(seen, key=lambda sample: sample.ratio or 0.0, default=None)
         cause, detail = self._aftershock(cause_of(evidence), evidence, here)
         led = here.history[-2] if len(here.history) > 1 else here.now
-        spike = Spike(
-            start=here.now.step,
-            peak=here.now.step,
-            end=None,
-            height=1.0,
-            cause=cause,
-            batch=led.step,
+        spike = here.spike(
+            cause,
+            led,
+            detail,
             rising=here.rate_growth() >= GREW and cause is Cause.UNEXPLAINED,
-            rate=led.rate,
             ratio=None if shown is None else shown.ratio,
             on="" if shown is None else shown.on,
             top_share=_share_of_rise(first, second),
-            sharpness_before=None if first is None else first.kernel_norm or first.sharpness,
+            sharpness_before=_sharpness(first),
             kernel=first is not None and first.kernel_norm is not None,
-            detail=detail,
         )
         return self._open(here, here.measured(spike), evidence)
 
@@ -257,16 +257,7 @@ class SpikeTracker:
             start=now.step, batch_loss=now.loss, before=here.state.before, gradient_norm=now.gradient_norm, bad_parameter=name
         )
         led = here.history[-2] if poisoned is not None and len(here.history) > 1 else now
-        spike = Spike(
-            start=now.step,
-            peak=now.step,
-            end=None,
-            height=math.inf,
-            cause=cause_of(evidence),
-            batch=led.step,
-            rate=now.rate,
-            detail=detail,
-        )
+        spike = here.spike(cause_of(evidence), led, detail, rate=now.rate, height=math.inf)
         opened = self._open(here, spike, evidence, correction="spike" if here.state.start is None else None)
         return replace(opened, spikes=(*closed.spikes, *opened.spikes))
 
@@ -304,7 +295,7 @@ class SpikeTracker:
         if cause_of(evidence) is not Cause.BAD_BATCH:
             return None
         closed = self._change(replace(self.spikes[-1], over=True))
-        opened = self._open(here, _opened_by_batch(here, evidence), evidence, correction="new spike")
+        opened = self._open_by_batch(here, evidence, correction="new spike")
         return replace(opened, spikes=(*closed.spikes, *opened.spikes))
 
     def _still_bad(self, here: Situation, evidence: Evidence) -> Evidence:
@@ -352,7 +343,7 @@ class SpikeTracker:
             end=here.now.step if back else None,
             took=took if back else None,
             over=True,
-            sharpness_after=None if after is None else after.kernel_norm or after.sharpness,
+            sharpness_after=_sharpness(after),
         )
         return replace(self._change(closed), correction="short rise" if took <= SHORT and blameless else None)
 
@@ -362,18 +353,15 @@ class SpikeTracker:
         self.spikes.append(spike)
         return Diagnosis((spike,), correction)
 
+    def _open_by_batch(self, here: Situation, evidence: Evidence, correction: Correction | None = None) -> Diagnosis:
+        spike = here.spike(Cause.BAD_BATCH, here.now, detail_of(Cause.BAD_BATCH, evidence))
+        return self._open(here, here.measured(spike), evidence, correction)
+
     def _change(self, spike: Spike) -> Diagnosis:
         if spike == self.spikes[-1]:
             return Diagnosis()
         self.spikes[-1] = spike
         return Diagnosis((spike,))
-
-
-def _opened_by_batch(here: Situation, evidence: Evidence) -> Spike:
-    step, detail = here.now.step, detail_of(Cause.BAD_BATCH, evidence)
-    return here.measured(
-        Spike(start=step, peak=step, end=None, height=1.0, cause=Cause.BAD_BATCH, rate=here.now.rate, batch=step, detail=detail)
-    )
 
 
 def _harmless(here: Situation, evidence: Evidence) -> bool:
@@ -411,6 +399,10 @@ def _probe_around(here: Situation) -> tuple[CurvatureSample | None, CurvatureSam
     if first is None:
         return None, None
     return first, here.measure.curvature(here.watched, here.now, on="probe", why="spike", split=True, urgent=True)
+
+
+def _sharpness(sample: CurvatureSample | None) -> float | None:
+    return None if sample is None else sample.kernel_norm or sample.sharpness
 
 
 def _share_of_rise(first: CurvatureSample | None, second: CurvatureSample | None) -> float | None:
