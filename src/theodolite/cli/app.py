@@ -12,9 +12,8 @@ import typer
 
 from theodolite.cli.commands import data, experiments
 from theodolite.cli.commands.anchors import anchors
-from theodolite.cli.commands.compare import compare
+from theodolite.cli.commands.checkpoints import compare, path
 from theodolite.cli.commands.dictionary import dictionary
-from theodolite.cli.commands.path import path
 from theodolite.cli.commands.stability import stability
 from theodolite.cli.commands.survey import survey
 from theodolite.cli.commands.watch import watch

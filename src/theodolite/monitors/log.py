@@ -121,18 +121,10 @@ def read_log(path: str | os.PathLike[str]) -> MonitorLog:
     return fold((restored(record) for record in chunk.records), chunk.bad_lines)
 
 
-def follow(path: str | os.PathLike[str], offset: int = 0) -> tuple[list[Record], int]:
-    """Records written after `offset`, as they stand in the file, and the new offset.
-
-    A line that is still being written waits for the next call; a file that is not there yet is an empty one.
-    """
-    chunk = read_chunk(path, offset)
-    return chunk.records, chunk.offset
-
-
 def read_chunk(path: str | os.PathLike[str], offset: int = 0, token: str = "", limit: int | None = None) -> Chunk:
     """Whole lines after `offset`, about `limit` bytes of them.
 
+    A line that is still being written waits for the next call; a file that is not there yet is an empty one.
     Reading starts anew where the file is shorter than `offset`, or where `token` is that of another file.
     """
     try:

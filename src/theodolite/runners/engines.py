@@ -185,19 +185,18 @@ def isolated(job: Job) -> Iterator[None]:
     import numpy
     import torch
 
+    from theodolite.problem.state_guard import random_states_kept
+
     seed = zlib.crc32(repr(sorted(job.items(), key=repr)).encode())
-    before = random.getstate(), numpy.random.get_state(), torch.get_default_dtype(), torch.is_grad_enabled()  # noqa: NPY002
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        numpy.random.seed(seed)  # noqa: NPY002
-        random.seed(seed)
+    dtype, grad = torch.get_default_dtype(), torch.is_grad_enabled()
+    with random_states_kept():
+        for set_seed in (torch.manual_seed, numpy.random.seed, random.seed):
+            set_seed(seed)
         try:
             yield
         finally:
-            random.setstate(before[0])
-            numpy.random.set_state(before[1])  # noqa: NPY002
-            torch.set_default_dtype(before[2])
-            torch.set_grad_enabled(before[3])
+            torch.set_default_dtype(dtype)
+            torch.set_grad_enabled(grad)
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from tests.unit.monitors.logs import SPIKES, fake_run, header, write_lines
 from theodolite.monitors import log as module
-from theodolite.monitors.log import LogWriter, fold, follow, log_path, read_chunk, read_log
+from theodolite.monitors.log import Chunk, LogWriter, fold, log_path, read_chunk, read_log
 
 
 def step(t: int, loss: float | None = 1.0, **more):
@@ -175,9 +175,9 @@ def test_a_resumed_run_goes_on_and_later_lines_win():
 def test_a_missing_log_says_how_to_get_one(tmp_path):
     with pytest.raises(FileNotFoundError, match="Monitor"):
         read_log(tmp_path)
-    assert follow(tmp_path / "none" / "monitor.jsonl") == ([], 0)
+    assert read_chunk(tmp_path / "none" / "monitor.jsonl") == Chunk([], 0, "", 0, more=False)
     (tmp_path / "file").touch()
-    assert follow(tmp_path / "file" / "below") == ([], 0)
+    assert read_chunk(tmp_path / "file" / "below") == Chunk([], 0, "", 0, more=False)
 
 
 @given(cuts=st.lists(st.integers(0, 2000), max_size=12), limit=st.integers(1, 400))
@@ -193,7 +193,8 @@ def test_following_sees_every_record_once(tmp_path_factory, cuts, limit):
     for start, end in pairwise(places):
         with path.open("ab") as file:
             file.write(whole[start:end])
-        new, offset = follow(path, offset)
+        chunk = read_chunk(path, offset)
+        new, offset = chunk.records, chunk.offset
         seen += new
         more = True
         while more:

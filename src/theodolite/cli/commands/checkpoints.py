@@ -1,7 +1,8 @@
-"""`theodolite path`: what lies on the straight line between two checkpoints."""
+"""`theodolite compare` and `theodolite path`: what checkpoints of one model share, and what lies on the line between two."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,8 +15,39 @@ if TYPE_CHECKING:
     from theodolite.cli.loading.datasets import Part
     from theodolite.cli.loading.subject import Subject
 
-
 Statistics = StrEnum("Statistics", {"INTERPOLATE": "interpolate", "RECOMPUTE": "recompute", "BATCH": "batch"})
+
+
+def compare(
+    checkpoints: Annotated[list[Path], typer.Argument(help="Two or more checkpoints: safetensors, or what weights_only loads.")],
+    model: Model,
+    data: Data = None,
+    loss: Loss = None,
+    layers: Annotated[list[str] | None, typer.Option(help="Only these layers (globs; again for more).")] = None,
+    k: Annotated[int, typer.Option(help="Sharp directions per layer.")] = 60,
+    samples: Samples = None,
+    path: Annotated[bool, typer.Option(help="Look along the straight line between each two.")] = True,
+    out: Annotated[Path, typer.Option(help="Folder for the page.")] = Path("comparison"),
+    as_json: Annotated[bool, typer.Option("--json", help="Findings as JSON on the standard output.")] = False,
+    seed: Seed = 0,
+) -> None:
+    """Compare checkpoints: sharp directions layer by layer, what their factors predict, and the paths between them."""
+    from theodolite.analyses.compare import compare as compare_problems
+    from theodolite.cli.loading.subject import load_subject
+    from theodolite.problem import Problem
+
+    if len(checkpoints) < 2:
+        raise ValueError(f"compare needs two checkpoints or more. Got {len(checkpoints)}.")
+    problems = {}
+    for name, file in zip(_names(checkpoints), checkpoints, strict=True):
+        subject = load_subject(model, data, loss, checkpoint=file, samples=samples, seed=seed)
+        problems[name] = Problem(subject.model, subject.loss, subject.data)
+    found = compare_problems(problems, layers, k=k, path=path, seed=seed)
+    page = found.to_html(out / "index.html", facts=_facts(model, data, checkpoints))
+    lines = [finding.sentence for finding in found.findings]
+    lines += [f"{layer}: not compared, {why}" for layer, why in found.without.items()]
+    everything = {"findings": [finding.row() for finding in found.findings], "page": str(page)}
+    show(as_json, everything, *lines, f"The page is {page}")
 
 
 def path(
@@ -59,9 +91,18 @@ def path(
         batchnorm=batchnorm.value,
         alphas=torch.linspace(low, high, points, dtype=torch.float64),
     )
-    names = (first.stem, second.stem) if first.stem != second.stem else (str(first), str(second))
-    facts = {"network": model, "data": data or "of the model", "checkpoints": f"{first}, {second}"}
-    facts |= {"test data": "none" if tests is None else tests.facts.get("data", "")}
-    page, finding = write_path(found, names, out / "index.html", facts=facts)
+    one, other = _names((first, second))
+    facts = {**_facts(model, data, (first, second)), "test data": "none" if tests is None else tests.facts.get("data", "")}
+    page, finding = write_path(found, (one, other), out / "index.html", facts=facts)
     everything = {"finding": finding.row(), **found.summary(), "profile": found.rows(), "page": str(page)}
     show(as_json, everything, finding.sentence, *ends[0].notes, f"The page is {page}")
+
+
+def _names(files: Sequence[Path]) -> list[str]:
+    """What the page calls checkpoints: their names without folder and ending where these differ."""
+    stems = [file.stem for file in files]
+    return stems if len(set(stems)) == len(stems) else [str(file) for file in files]
+
+
+def _facts(model: str, data: str | None, files: Sequence[Path]) -> dict[str, str]:
+    return {"network": model, "data": data or "of the model", "checkpoints": ", ".join(map(str, files))}
