@@ -19,9 +19,10 @@ import math
 import os
 import zlib
 from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self, TypeAlias
+from typing import Any, TypeAlias
 
 from theodolite.files import write_all
 
@@ -44,7 +45,7 @@ def log_path(path: str | os.PathLike[str]) -> Path:
     return path if is_file else path / NAME
 
 
-class LogWriter:
+class LogWriter(AbstractContextManager["LogWriter"]):
     """Appends records to the log at `path`, a file or a folder; folders are made.
 
     A line goes to the system in one piece, so it outlives the process. Half a line that a killed process left gets its end
@@ -71,9 +72,6 @@ class LogWriter:
         if self._handle >= 0:
             os.close(self._handle)
             self._handle = -1
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()

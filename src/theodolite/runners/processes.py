@@ -18,6 +18,7 @@ from theodolite.runners.engines import Failure, Finished, Job, Task, failure_of,
 
 #: Seconds given to the other futures of a broken pool to learn of it.
 GRACE = 10.0
+DEATH = "The worker process died twice while it performed this job alone (killed, out of memory, or crashed in native code)."
 
 
 class ProcessRun:
@@ -70,7 +71,7 @@ class ProcessRun:
             if future.done() and not _lost(future):
                 yield self._result(future, index)
             elif index in self._died:
-                yield Finished(index, self.jobs[index], [], 0.0, _death())
+                yield Finished(index, self.jobs[index], [], 0.0, Failure(DEATH, DEATH))
             else:
                 self._died.add(index)
                 self._suspects.append(index)
@@ -96,11 +97,6 @@ class ProcessRun:
 
 def _lost(future: Future[Finished]) -> bool:
     return isinstance(future.exception(), BrokenProcessPool)
-
-
-def _death() -> Failure:
-    text = "The worker process died twice while it performed this job alone (killed, out of memory, or crashed in native code)."
-    return Failure(text, text)
 
 
 def _ignore_interrupts() -> None:

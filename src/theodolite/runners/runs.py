@@ -178,8 +178,7 @@ class _Performer:
         own = self.codes.of(work)
         with closing(finish_all(_PlainRows(work.task), jobs, engine=self.engine, progress=self.progress)) as performed:
             for finished in performed:
-                job = jobs[finished.index]
-                yield replace(_record(job_key(work.name, job), finished), code=_joined(own, job.codes))
+                yield _record(work, finished, _joined(own, jobs[finished.index].codes))
 
     def _with_inputs(self, work: Work, missing: list[Job]) -> tuple[list[_JobWithInputs], list[Record]]:
         """The jobs with the rows they need, and records of those whose needs failed; every need is computed once."""
@@ -192,7 +191,7 @@ class _Performer:
             try:
                 needs.append((job, [(other, plain(dict(needed))) for other, needed in work.needs(job)]))
             except Exception as error:  # of this job alone
-                failed.append(self._failed(work, job, failure_of(error)))
+                failed.append(_record(work, Finished(0, job, [], 0.0, failure_of(error))))
         wanted: dict[str, tuple[Work, dict[str, Job]]] = {}
         for other, job in (need for _, needed in needs for need in needed):
             wanted.setdefault(other.name, (other, {}))[1][job_key(other.name, job)] = job
@@ -205,11 +204,9 @@ class _Performer:
             if bad is None:
                 loaded.append(_JobWithInputs(job, tuple(r.rows for r in inputs), tuple(r.code for r in inputs)))
             else:
-                failed.append(self._failed(work, job, Failure(f"What it needs failed: {bad.error}", bad.traceback or "")))
+                why = Failure(f"What it needs failed: {bad.error}", bad.traceback or "")
+                failed.append(_record(work, Finished(0, job, [], 0.0, why)))
         return loaded, failed
-
-    def _failed(self, work: Work, job: Job, failure: Failure) -> Record:
-        return _record(job_key(work.name, job), Finished(0, job, [], 0.0, failure))
 
     def summary(
         self, work: Work, records: Mapping[str, Record], keys: list[str], reused: int, began: float, *, torn: bool = False
@@ -241,9 +238,10 @@ class _PlainRows:
         return [plain_row(dict(row)) for row in ([returned] if isinstance(returned, Mapping) else returned)]
 
 
-def _record(key: str, finished: Finished) -> Record:
+def _record(work: Work, finished: Finished, code: str = "") -> Record:
     failure = asdict(finished.failure) if finished.failure else {}
-    return Record(key, dict(finished.job), finished.rows, finished.seconds, **failure)
+    key = job_key(work.name, finished.job)
+    return Record(key, dict(finished.job), finished.rows, finished.seconds, code=code, **failure)
 
 
 def _manifest(name: str, settings: Mapping[str, Any] | None, code: str, threads: int, keys: list[str]) -> dict[str, Any]:

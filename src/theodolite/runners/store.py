@@ -20,7 +20,7 @@ import os
 import socket
 import zlib
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -80,7 +80,7 @@ def job_key(name: str, job: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:24]
 
 
-class RunStore:
+class RunStore(AbstractContextManager["RunStore"]):
     """The open folder of one run; only one process at a time may hold it.
 
     Use as a context manager: `with RunStore.open(folder, manifest, resume=True) as store`.
@@ -153,9 +153,6 @@ class RunStore:
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()
@@ -296,14 +293,9 @@ def plain_row(row: Row) -> Row:
 
 
 def _encode_row(row: Row, index: int, tensors: dict[str, Tensor]) -> dict[str, Any]:
-    encoded: dict[str, Any] = {}
-    for name, value in row.items():
-        if isinstance(value, Tensor):
-            tensors[f"{index}.{name}"] = value.contiguous()
-            encoded[name] = {"$tensor": f"{index}.{name}"}
-        else:
-            encoded[name] = value
-    return encoded
+    mine = {name: value for name, value in row.items() if isinstance(value, Tensor)}
+    tensors.update({f"{index}.{name}": value.contiguous() for name, value in mine.items()})
+    return {**row, **{name: {"$tensor": f"{index}.{name}"} for name in mine}}
 
 
 def _decode_rows(rows: list[dict[str, Any]], tensors: dict[str, Tensor]) -> list[Row]:

@@ -256,8 +256,9 @@ class _Run:
         self.ended, self.stopped = state["ended"]
 
     def trace(self, seed: int, final: float | None, seconds: float) -> Trace:
+        columns: dict[str, Any] = {name: tuple(column) for name, column in self.columns.items()}
         return Trace(
-            **{name: tuple(column) for name, column in self.columns.items()},
+            **columns,
             measured={name: tuple(column) for name, column in self.measured.items()},
             final_loss=final,
             stopped=self.stopped,

@@ -65,10 +65,8 @@ def load_language_model(word: str, seed: int = 0) -> LanguageModel:
         return _from_gguf(path)
     if path.is_dir():
         return _from_directory(path, seed)
-    if word == STORIES:
-        return _stories()
-    if word == SMOLLM2:
-        return _smollm2()
+    if word in (stored := {STORIES: _stories, SMOLLM2: _smollm2}):
+        return stored[word]()
     near = listed(nearest(word, [STORIES, SMOLLM2], 1)) if "/" not in word else ""
     hint = f" Built in are {STORIES} and {SMOLLM2}." if near else ""
     raise FileNotFoundError(

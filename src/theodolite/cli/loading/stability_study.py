@@ -297,9 +297,11 @@ class Plan:
         same = fields_of(self, "sizes pairs checkpoints paths")
         return StabilityConfig(**same, trials=tuple(range(self.trials)), pair_seed=self.options.seed)
 
+    def paths_at(self, m: int) -> int:
+        return self.paths if m in (min(self.sizes), max(self.sizes)) else 0
+
     def jobs(self, study: Study) -> list[dict[str, Any]]:
         """Plain values; data and starting weights enter by their digest, so that no result of others is taken for one."""
-        ends = (min(self.sizes), max(self.sizes))
         return [
             {
                 **asdict(self.options),
@@ -307,7 +309,7 @@ class Plan:
                 "m": m,
                 "pairs": self.pairs,
                 "checkpoints": list(self.checkpoints),
-                "paths": self.paths if m in ends else 0,
+                "paths": self.paths_at(m),
                 "content": content,
             }
             for trial in range(self.trials)
@@ -404,8 +406,10 @@ def estimate_seconds(plan: Plan, study: Study) -> float:
     null_swap(recipe, study.bench, swaps, TRIED)
     building = time.perf_counter() - began
     step, compared = _timed(recipe, study.bench, swaps)
+    # A path evaluates one model at so many points; comparing the pairs evaluates two models of each once.
+    path = POINTS * compared / (2 * plan.pairs)
     return plan.trials * sum(
-        _steps(study, size) * step + 2 * building + compared * (1 + len(plan.checkpoints)) + _path_seconds(plan, size, compared)
+        _steps(study, size) * step + 2 * building + compared * (1 + len(plan.checkpoints)) + plan.paths_at(size) * path
         for size in plan.sizes
     )
 
@@ -431,8 +435,3 @@ def _steps(study: Study, m: int) -> int:
     """Updates of a size with those of the null swap."""
     steps = study.recipe_for(m).steps
     return steps + min(steps, max(CHECK_STEPS, steps // 10))
-
-
-def _path_seconds(plan: Plan, m: int, compared: float) -> float:
-    """A path evaluates one model at so many points; comparing the pairs evaluates two models of each once."""
-    return plan.paths * POINTS * compared / (2 * plan.pairs) if m in (min(plan.sizes), max(plan.sizes)) else 0.0
