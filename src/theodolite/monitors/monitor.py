@@ -7,7 +7,7 @@ the loss means, the tracker (`spikes.tracker`) why, with the measurements that a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from datetime import UTC, datetime
 from os import PathLike
 from typing import Any, Self
@@ -29,7 +29,7 @@ from theodolite.monitors.watching.watched_model import WatchedModel
 from theodolite.operators.matrices import MatrixName, check_matrix_or_none
 
 
-class Monitor:
+class Monitor(AbstractContextManager["Monitor"]):
     """Watches a training run from inside its loop and explains its spikes.
 
     Every step: loss, gradient norm, size of the update, learning rate. On sampled steps and around spikes: the critical
@@ -179,9 +179,6 @@ class Monitor:
             self._log.write(kind="end", reason=reason, **self.report().end_record())
             self._log.close()
             self._log = None
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
         self.close("closed" if kind is None else kind.__name__)

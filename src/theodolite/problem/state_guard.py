@@ -79,6 +79,17 @@ def _refill(container: Any, before: list[Any]) -> None:
 
 
 @contextmanager
+def modes_kept(model: nn.Module) -> Iterator[None]:
+    """Give every module its train or eval mode back."""
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+@contextmanager
 def random_states_kept(devices: Sequence[int] = (), generators: Sequence[torch.Generator] = ()) -> Iterator[None]:
     """Restore the global states of torch (also on CUDA `devices`), NumPy and Python, and those of the given generators."""
     # Models, losses and data sets of the user may draw from the global state of NumPy, whatever this package does.

@@ -69,10 +69,8 @@ def _encode(value: Any, key: str, tensors: dict[str, Tensor]) -> Any:
     if isinstance(value, Tensor):
         tensors[key] = value.detach().cpu().contiguous()
         return {"tensor": key}
-    if isinstance(value, Outcome):
-        return {"outcome": value.name}
-    if isinstance(value, Severity):
-        return {"severity": value.name}
+    if isinstance(value, Outcome | Severity):
+        return {type(value).__name__.lower(): value.name}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {f.name: _encode(getattr(value, f.name), f"{key}.{f.name}", tensors) for f in dataclasses.fields(value)}
         if isinstance(value, Result):

@@ -187,14 +187,8 @@ def is_users_own(module: ModuleType) -> bool:
 
 def _byte_code(owner: Any) -> list[bytes]:
     """The code of functions that no file holds."""
-    functions = (
-        [owner]
-        if inspect.isfunction(owner)
-        else [f for f in vars(owner).values() if inspect.isfunction(f)]
-        if isinstance(owner, type)
-        else []
-    )
-    missing = [f for f in functions if not Path(f.__code__.co_filename).is_file()]
+    parts = vars(owner).values() if isinstance(owner, type) else [owner]
+    missing = [f for f in parts if inspect.isfunction(f) and not Path(f.__code__.co_filename).is_file()]
     return [f.__code__.co_code + repr(f.__code__.co_consts).encode() for f in missing]
 
 

@@ -18,6 +18,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from theodolite.problem import Batch, Problem
 from theodolite.problem.calling import Loss, ModelCall
+from theodolite.problem.state_guard import modes_kept
 from theodolite.progress import counting
 from theodolite.results import Cost, Outcome
 from theodolite.training.interruption import deferred_interrupt, load_state, save_state
@@ -286,16 +287,11 @@ def _with_checkpoints(
 @contextmanager
 def _training(model: nn.Module, seed: int) -> Iterator[None]:
     """Train mode and a random state of its own; both are given back."""
-    modes = [(module, module.training) for module in model.modules()]
     devices = sorted({p.device.index for p in model.parameters() if p.device.type == "cuda"})
-    with torch.random.fork_rng(devices=devices), torch.enable_grad():
+    with torch.random.fork_rng(devices=devices), torch.enable_grad(), modes_kept(model):
         torch.manual_seed(seed)
         model.train()
-        try:
-            yield
-        finally:
-            for module, training in modes:
-                module.training = training
+        yield
 
 
 class RandomState:

@@ -186,31 +186,23 @@ def token_model(request: BuildRequest, source: Source | None) -> Subject:
         source = request.load(SAMPLE_TEXT)  # the text that it knows
     masked = "BERT" in name
     words = _vocabulary(request, source, masked=masked)
-    model, weights, weight_notes = _with_weights(request, words.size)
+    model, weights, notes = _with_weights(request, words.size)
     context = int(request.said.get("context", request.arguments["context"].default))
-    data, population, notes = _token_data(source, words, context, masked, request)
-    notes = (*weight_notes, *notes, *((words.note,) if words.note and source is not None else ()))
-    shown = source or Source("random tokens", f"random tokens, seed {request.seed}")
-    return request.spec(model, data, replace(shown, population=population), weights, loss=token_cross_entropy, notes=notes)
-
-
-def _token_data(
-    source: Source | None, words: _Vocabulary, context: int, masked: bool, request: BuildRequest
-) -> tuple[tuple[Tensor, Tensor], int | None, tuple[str, ...]]:
-    """Pairs (tokens, targets), how many sequences there are in all, and notes."""
     length = min(context, tokens.LENGTH) + (0 if masked else 1)  # one token more: the first is never a target
-    population = None
     if source is None:
+        source = Source("random tokens", f"random tokens, seed {request.seed}")
         count = request.samples or tokens.RANDOM_SEQUENCES
         ids = tokens.random_tokens(words.size, count, length, request.seed, avoid=(words.mask,) if masked else ())
-        notes: tuple[str, ...] = ("the data are random tokens, because no --data was given",)
+        notes = (*notes, "the data are random tokens, because no --data was given")
     else:
         assert source.text is not None
         assert words.encode is not None
         count = request.samples or tokens.TEXT_SEQUENCES
         ids, population = tokens.sequences(source.text.train, words.encode, length, count, source.name)
-        notes = source.notes
-    return (tokens.masked(ids, words.mask, request.seed) if masked else tokens.next_tokens(ids)), population, notes
+        notes = (*notes, *source.notes, *((words.note,) if words.note else ()))
+        source = replace(source, population=population)
+    data = tokens.masked(ids, words.mask, request.seed) if masked else tokens.next_tokens(ids)
+    return request.spec(model, data, source, weights, loss=token_cross_entropy, notes=notes)
 
 
 def _vocabulary(request: BuildRequest, source: Source | None, *, masked: bool) -> _Vocabulary:

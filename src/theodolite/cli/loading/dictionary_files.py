@@ -7,6 +7,7 @@ import io
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -24,7 +25,7 @@ from theodolite.data.readers import blaming, read_arrays
 from theodolite.files import write_whole
 from theodolite.measures.dictionary import DictionaryChoice, LearnerState, SparseCodes
 from theodolite.measures.dictionary.learning import Objective
-from theodolite.results import Outcome, Row
+from theodolite.results import Outcome, Row, fields_of
 from theodolite.text import listed, nearest
 
 if TYPE_CHECKING:
@@ -155,14 +156,10 @@ def _read_csv(path: Path) -> pandas.DataFrame:
 
 def _is_number(name: Any) -> bool:
     # pandas tells equal names apart by a suffix: 0.5 and 0.5.1
-    text = str(name)
-    parts = text.split(".")
-    for candidate in (text, ".".join(parts[:-1])):
-        try:
+    for candidate in (str(name), str(name).rpartition(".")[0]):
+        with suppress(ValueError):
             float(candidate)
-        except ValueError:
-            continue
-        return True
+            return True
     return False
 
 
@@ -256,8 +253,8 @@ class Folder:
         write_whole(self.learner(objective), _bytes(np.savez, **arrays, **counts, losses=learner.losses.numpy()))
 
     def keep_choice(self, choice: DictionaryChoice) -> None:
-        names = ("n_components", "sparsity", "simplest_components", "simplest_sparsity", "table", "seed")
-        self._write(self._read() | {"choice": {name: getattr(choice, name) for name in names}})
+        kept = fields_of(choice, "n_components sparsity simplest_components simplest_sparsity table seed")
+        self._write(self._read() | {"choice": kept})
 
     def write_results(self, study: DictionaryStudy, plan: DictionaryPlan, signals: NDArray[Any], *, codes: bool) -> list[Path]:
         """Atoms, tables and, where wanted, codes; the files written."""

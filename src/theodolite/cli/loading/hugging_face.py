@@ -96,10 +96,7 @@ def load_folder(word: str, seed: int) -> HuggingFaceModel:
 
 def task_of(class_name: str) -> str | None:
     """What a class of transformers is for; None where it has no head whose loss needs only labels."""
-    for task, names in _tables().items():
-        if any(class_name in names_of for names_of in names.values()):
-            return task
-    return None
+    return next((task for task, table in _tables().items() if any(class_name in names for names in table.values())), None)
 
 
 def _tables() -> dict[str, dict[str, tuple[str, ...]]]:

@@ -30,6 +30,7 @@ from theodolite.monitors.watching.recorder import (
 from theodolite.problem import Problem
 from theodolite.problem.batches import Batch, BatchParser
 from theodolite.problem.calling import ModelCall, main_output, unwrap
+from theodolite.problem.state_guard import modes_kept
 from theodolite.problem.tensors import map_tensors
 
 #: Samples of the probe where the user gives none: as many as the first batch has, within these limits.
@@ -274,14 +275,10 @@ class WatchedModel:
 @contextmanager
 def quiet_training_mode(model: nn.Module) -> Iterator[None]:
     """Eval mode, but normalisation over the batch as it is trained: the loss of training without the noise of dropout."""
-    modes = [(module, module.training) for module in model.modules()]
-    try:
-        for module, training in modes:
-            module.training = training and isinstance(module, nn.modules.batchnorm._BatchNorm)
+    with modes_kept(model):
+        for module in model.modules():
+            module.training = module.training and isinstance(module, nn.modules.batchnorm._BatchNorm)
         yield
-    finally:
-        for module, training in modes:
-            module.training = training
 
 
 def _embedding(model: nn.Module, problem: Problem) -> str | None:

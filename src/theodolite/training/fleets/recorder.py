@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 from theodolite.problem.accuracy import right_answers
+from theodolite.problem.state_guard import modes_kept
 from theodolite.training.fleets.data import FleetFeed
 from theodolite.training.fleets.routes import LoopRoute, Route
 from theodolite.training.fleets.state import FleetState
@@ -152,10 +153,6 @@ def accuracies(outputs: Tensor, target: Any, loss: Any) -> Tensor | None:
 @contextmanager
 def eval_mode(module: nn.Module) -> Iterator[None]:
     """Eval mode, given back afterwards."""
-    modes = [(part, part.training) for part in module.modules()]
-    module.eval()
-    try:
+    with modes_kept(module):
+        module.eval()
         yield
-    finally:
-        for part, training in modes:
-            part.training = training
