@@ -11,6 +11,7 @@ import torch
 
 import theodolite as th
 from theodolite.cli import main
+from theodolite.cli.loading import datasets
 from theodolite.cli.loading import language_models as sources
 
 transformers = pytest.importorskip("transformers")
@@ -137,7 +138,7 @@ def test_half_precision_is_widened(theodolite, folders, tmp_path):
 
 
 def test_without_arguments_and_without_data_a_small_gpt_is_trained(theodolite, tmp_path, monkeypatch):
-    monkeypatch.setattr(sources, "stories_are_there", lambda: False)
+    monkeypatch.setattr(datasets, "are_there", lambda *names: False)
     asked = []
 
     def short(seed):
@@ -165,7 +166,7 @@ def test_the_trained_example_learns():
 
 
 def test_stories260k_is_probed(theodolite, tmp_path):
-    if not sources.stories_are_there():
+    if not datasets.are_there(datasets.STORIES, datasets.SAMPLE_TEXT):
         pytest.skip("stories260k is not among the data")
     code, out, err = theodolite("anchors", "stories260k", "--max-positions", "2000", "--out", str(tmp_path), "--json")
     assert code == 0, err

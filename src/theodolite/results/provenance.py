@@ -47,10 +47,6 @@ def _version(package: str) -> str:
         return "not installed"
 
 
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
-
-
 @dataclass(frozen=True)
 class Provenance:
     """Facts that let somebody else repeat the computation."""
@@ -60,7 +56,7 @@ class Provenance:
     python: str = field(default_factory=platform.python_version)
     machine: str = field(default_factory=lambda: f"{platform.system()} {platform.machine()}")
     threads: int = field(default_factory=get_num_threads)
-    created: str = field(default_factory=_now)
+    created: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
 
 
 @dataclass(frozen=True)

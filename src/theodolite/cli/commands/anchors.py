@@ -77,11 +77,11 @@ def anchors(
 
 def _subject(directory: str | None, text: str | None, seed: int) -> LanguageModel:
     from theodolite.cli.loading import language_models as sources
-    from theodolite.cli.loading.datasets import STORIES
+    from theodolite.cli.loading.datasets import SAMPLE_TEXT, STORIES, are_there
 
     if directory is not None:
         return sources.load_language_model(directory, seed)
-    if sources.stories_are_there():
+    if are_there(STORIES, SAMPLE_TEXT):
         return sources.load_language_model(STORIES, seed)
     if text is not None:
         raise ValueError("--text needs a model: name a folder with a Hugging Face checkpoint.")

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from theodolite import data as data_sets
-from theodolite.cli.loading.datasets import SAMPLE_TEXT, STORIES, are_there
+from theodolite.cli.loading.datasets import STORIES
 from theodolite.cli.loading.module_attribute import reason
 from theodolite.cli.loading.text import encoded
 from theodolite.data.readers import read_text
@@ -72,11 +72,6 @@ def load_language_model(word: str, seed: int = 0) -> LanguageModel:
     raise FileNotFoundError(
         f"There is no folder {path}. Nothing is downloaded: name a folder with a Hugging Face checkpoint.{hint}"
     )
-
-
-def stories_are_there() -> bool:
-    """Whether the stored model and the text it knows can be loaded."""
-    return are_there(STORIES, SAMPLE_TEXT)
 
 
 def load_text(word: str) -> tuple[str, str]:

@@ -9,7 +9,6 @@ import importlib.util
 import inspect
 import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -29,12 +28,6 @@ def names_code(word: str) -> bool:
     return bool(colon and module and attribute) and not word.startswith("hf:")
 
 
-def _seeded(seed: int) -> AbstractContextManager[None]:
-    from theodolite.models.initialisation import seeded  # brings torch, which `--help` can do without
-
-    return seeded(seed)
-
-
 def reason(error: BaseException) -> str:
     """An exception in one line: its type and the first line of its message.
 
@@ -50,10 +43,12 @@ def load_attribute(target: str, option: str, seed: int = 0) -> Any:
 
     A file is run under the seed, when it is first named, and leaves the global random state alone.
     """
+    from theodolite.models.initialisation import seeded  # brings torch, which `--help` can do without
+
     module_name, _, attribute = target.rpartition(":")
     if not module_name or not all(part.isidentifier() for part in attribute.split(".")):
         raise ValueError(f"{option} {target!r} must read module:attribute or path/to/file.py:attribute.")
-    with _seeded(seed):
+    with seeded(seed):
         module = _module(module_name, target, option)
     try:
         return functools.reduce(getattr, attribute.split("."), module)
@@ -64,15 +59,16 @@ def load_attribute(target: str, option: str, seed: int = 0) -> Any:
 
 def call(target: str, function: Callable[..., Any], seed: int = 0) -> Any:
     """Call the user's function under the seed, which it is given if it takes one; what it raises becomes one line."""
+    from theodolite.models.initialisation import seeded
+
     accepted, required = _arguments(function)
     lacking = [name for name in required if name != "seed"]
     if lacking:
         raise ValueError(
             f"{target!r} needs {listed(lacking)}, which the command line cannot give. Name a function without required arguments."
         )
-
     try:
-        with _seeded(seed):
+        with seeded(seed):
             return function(seed=seed) if "seed" in accepted else function()
     except TheodoliteError:
         raise

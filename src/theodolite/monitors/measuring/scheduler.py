@@ -124,7 +124,7 @@ class MeasurementScheduler:
             if calm:
                 watched.probe.compare(record.stats.loss, loss)
             watched.pending = None if exceeded is None or loss is None else (exceeded, loss)
-        if (self._turn % 2 == 1 or every_step) and watched.has_probe and self._affords("probe"):
+        if (self._turn % 2 == 1 or every_step) and watched.probe.data is not None and self._affords("probe"):
             self.curvature(watched, record.stats, on="probe", why="schedule", split=True, features=True)
             self._turn += 1
 
@@ -188,7 +188,7 @@ class MeasurementScheduler:
 
     def probe_loss(self, watched: WatchedModel, *, before: bool = False) -> float | None:
         """The loss of the probe, now or `before` the last step."""
-        if not watched.has_probe:
+        if watched.probe.data is None:
             return None
         began = time.perf_counter()
         loss = self._safely(watched, lambda: watched.probe_problem(before=before).loss())

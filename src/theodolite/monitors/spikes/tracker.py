@@ -393,7 +393,7 @@ def _batch_before(here: Situation) -> CurvatureSample | None:
 
 def _probe_around(here: Situation) -> tuple[CurvatureSample | None, CurvatureSample | None]:
     """The curvature on the probe before and after the step that led to the spike."""
-    if not here.watched.has_probe or len(here.history) < 2:
+    if here.watched.probe.data is None or len(here.history) < 2:
         return None, None
     first = here.measure.curvature(here.watched, here.history[-2], on="probe", why="spike", before=True, split=True, urgent=True)
     if first is None:

@@ -205,10 +205,6 @@ class WatchedModel:
 
     # Problems
 
-    @property
-    def has_probe(self) -> bool:
-        return self.probe.data is not None
-
     def problem(self, batches: Any, *, before: bool = False) -> Problem:
         """The loss of batches as a function of the weights that the optimizer moves, now or `before` the last step."""
         if isinstance(batches, list):
