@@ -6,9 +6,9 @@ import itertools
 import json
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from theodolite.results import Row
 from theodolite.runners import Work
@@ -168,3 +168,13 @@ class Study(ABC):
     def settings(self, size: str) -> dict[str, Any]:
         """The parameters as a dictionary, for the manifest of a run."""
         return {"size": size, "parameters": plain(self.parameters(size))}
+
+
+class InParts(Study):
+    """A study of several computations: a job names one of `parts`, which computes its rows, and they say which and their seed."""
+
+    parts: ClassVar[Mapping[str, Callable[[Mapping[str, Any]], Iterable[Row]]]]
+
+    def run(self, job: Mapping[str, Any]) -> Iterator[Row]:
+        for row in self.parts[job["part"]](job):
+            yield {"part": job["part"], "seed": job["seed"], **row}

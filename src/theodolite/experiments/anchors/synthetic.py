@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from theodolite.data.generators import exact_anchor_world, gaussian_dictionary_world
-from theodolite.experiments import Experiment, Reported, Study, at_least, at_most, cited, equal, measured, rows, sizes, within
+from theodolite.experiments import Experiment, Reported, at_least, at_most, cited, equal, measured, rows, sizes, within
 from theodolite.experiments.claims import quoted
 from theodolite.experiments.lab.panels import curves, draw_panels, melted, scatter
 from theodolite.experiments.query import Value, chosen, select
+from theodolite.experiments.study import InParts
 from theodolite.measures.anchors import anchor_clusters, probe_states
 from theodolite.measures.anchors.probing.bulk import log_bulk_partition
 from theodolite.measures.anchors.transfer import certificate as bounds
@@ -22,14 +23,6 @@ from theodolite.measures.anchors.transfer import log_linear
 from theodolite.measures.anchors.transfer.log_linear import LogLinear
 from theodolite.measures.anchors.transfer.readout import Readout, anchored_logits, thresholded_score
 from theodolite.results import Row
-
-
-class InParts(Study):
-    """Parent of studies whose jobs name one of the PARTS, which computes their rows."""
-
-    def run(self, job: Mapping[str, Any]) -> Iterator[Row]:
-        for row in PARTS[job["part"]](job):
-            yield {"part": job["part"], **row, "seed": job["seed"]}
 
 
 def exact_world(seed: int, scale: float = 1.0) -> tuple[LogLinear, Tensor, Tensor]:
@@ -114,6 +107,7 @@ class Worlds(InParts, Experiment):
 
     id = "anchor/worlds"
     where = "Wu 2023, section 3.4, Hypothesis 3.4.2; synthetic worlds of ours"
+    parts = {"exact": exact, "gaussian": gaussian, "clusters": clusters}
     sizes = sizes(words=4000, dim=32, contexts=6000, tiny={"seeds": 1}, laptop={"seeds": 5}, paper={"seeds": 10})
     departs = "The source has no synthetic experiment; reference values were computed for this one beforehand."
     claims = (
@@ -383,11 +377,6 @@ def certificate(job: Mapping[str, Any]) -> Iterator[Row]:
         yield {"scale": job["scale"], "noise": size, **found.rows()[0], "failed": found.eps_cls + found.undecided}
 
 
-#: By their names in jobs.
-PARTS: dict[str, Callable[[Mapping[str, Any]], Iterator[Row]]] = {
-    part.__name__.replace("_", " "): part
-    for part in (exact, gaussian, clusters, rare_word, inactive, shift, lemmas, reference, example, certificate)
-}
 NOISE, SCALES = (0.001, 0.01, 0.03, 0.1, 0.3, 0.7, 1.0, 1.5), (1.0, 0.5)
 
 
@@ -429,6 +418,9 @@ class Theorems(InParts, Experiment):
 
     id = "anchor/theorems"
     where = "Wu 2023, sections 3.3 and 3.5, appendix B.1"
+    parts = {
+        part.__name__.replace("_", " "): part for part in (rare_word, inactive, shift, lemmas, reference, example, certificate)
+    }
     sizes = sizes(
         heads=20_000,
         tiny={"heads": 1000, "pairs": 10_000, "seeds": 1},

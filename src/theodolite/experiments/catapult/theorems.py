@@ -16,7 +16,7 @@ from theodolite.experiments.catapult.regimes import TARGET, draw_networks, words
 from theodolite.experiments.lab import zhu
 from theodolite.experiments.lab.panels import curves, draw_panels, labelled, log_log
 from theodolite.experiments.query import Value, select
-from theodolite.experiments.study import grid
+from theodolite.experiments.study import InParts, grid
 from theodolite.measures import quadratic_models as quadratic
 from theodolite.measures.dynamics import classify_run
 from theodolite.results import Row
@@ -210,9 +210,6 @@ def decrease(job: Mapping[str, Any]) -> Iterator[Row]:
     }
 
 
-PARTS = {part.__name__: part for part in (linear, exact, regimes, drift, equilibria, scale, line, rank, pure, decrease)}
-
-
 # What is claimed
 
 CATAPULTS = (2.2, 2.5, 3.0, 3.5, 3.9)
@@ -246,7 +243,7 @@ LINEAR = "F1: a linear model: the residual is that of (I − ηK)ᵗ r(0) (large
 ENDS_BELOW = "F6: after a catapult the loss is below its start (largest ratio; so F4 defines a catapult: a check of the code)"
 
 
-class Theorems(Experiment):
+class Theorems(InParts, Experiment):
     """Theorems on neural quadratic models: three regimes, a peak that grows with the width, a kernel that ends below 2/η.
 
     The quadratic model of a two-layer ReLU network is the network with the gates of its start; on one example its gradient
@@ -256,6 +253,7 @@ class Theorems(Experiment):
     """
 
     id, where = "catapult/theorems", "Zhu 2024, sections 3.2 and 3.3, appendix B.3 to B.13"
+    parts = {part.__name__: part for part in (linear, exact, regimes, drift, equilibria, scale, line, rank, pure, decrease)}
     sizes = sizes(
         widths=(1000, 10_000, 100_000),
         ratios=(0.5, 1.0, 1.8, 2.2, 2.5, 3.0, 3.5, 3.9, 4.2),
@@ -386,10 +384,6 @@ class Theorems(Experiment):
         yield from grid(p.but(draws=p.scale_draws), "draws", part=["scale"], m=(10, 50, 200), seed=[0])
         for part in ("line", "pure"):
             yield {"part": part, "m": 10_000, "draws": min(p.draws, 20), "steps": p.steps, "seed": 0}
-
-    def run(self, job: Mapping[str, Any]) -> Iterator[Row]:
-        for row in PARTS[job["part"]](job):
-            yield {"part": job["part"], "seed": job["seed"], **row}
 
     def draw(self, rows: list[Row]) -> Any:
         settled = labelled(select(rows, part="regimes", peak=lambda peak: peak is not None), width="m = {m:,}")

@@ -20,7 +20,7 @@ from theodolite.experiments.catapult_features.runs import LAPTOP, PAPER, TINY, s
 from theodolite.experiments.lab import zhu
 from theodolite.experiments.lab.panels import Panel, curves, draw_columns, draw_panels, labelled, log_log, split
 from theodolite.experiments.query import Measured, Value, select
-from theodolite.experiments.study import grid
+from theodolite.experiments.study import InParts, grid
 from theodolite.linalg import top_eigenpairs
 from theodolite.measures.dynamics import MatchTable, Proportion, batch_critical_rates, match_table, split_loss
 from theodolite.measures.kernel.problem_views import moved
@@ -411,7 +411,6 @@ def batches(job: Mapping[str, Any]) -> Iterator[Row]:
         yield {"size": size, "median": found.median, "spread": spread, "exceeded": exceeded, "small": small, "whole": whole}
 
 
-PARTS = {"lemma": descent_lemma, "identities": identities, "widths": widths, "batches": batches}
 #: Parts of the rows.
 lemma, identity, by_width, by_batch = (rows(part=part) for part in ("lemma", "identities", "widths", "batches"))
 
@@ -419,7 +418,7 @@ lemma, identity, by_width, by_batch = (rows(part=part) for part in ("lemma", "id
 falls_with_size = by_batch.by("size").each(rows.mean("spread")).steps(ge).reduce(all)
 
 
-class Theorems(Experiment):
+class Theorems(InParts, Experiment):
     """Critical rates, the split of the loss and batches: what the chapter states and numbers can check.
 
     The descent lemma with the sharpness on the way (G1), the sum of the parts of the loss and the edge of the Gauss-Newton
@@ -428,6 +427,7 @@ class Theorems(Experiment):
     """
 
     id, where = "catapult-features/theorems", "Zhu 2024, sections 4.2 and 4.3, appendix C.1"
+    parts = {"lemma": descent_lemma, "identities": identities, "widths": widths, "batches": batches}
     sizes = sizes(
         n=32,
         dim=20,
@@ -478,10 +478,6 @@ class Theorems(Experiment):
         yield from grid(p, "n", "dim", part=["widths"], seed=range(p.seeds), m=p.widths, depth=(2, 3))
         yield from grid(p, "n", "dim", part=["lemma", "identities"], seed=[0])
         yield {"part": "batches", "points": p.batch_points, "width": p.batch_width, "sizes": list(p.batches), "seed": 0}
-
-    def run(self, job: Mapping[str, Any]) -> Iterator[Row]:
-        for row in PARTS[job["part"]](job):
-            yield {"part": job["part"], "seed": job["seed"], **row}
 
     def draw(self, rows: list[Row]) -> Any:
         widths, sizes = labelled(by_width.of(rows), layers="{depth} layers"), by_batch.of(rows)

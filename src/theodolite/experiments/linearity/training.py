@@ -27,7 +27,7 @@ from theodolite.experiments.linearity.ensembles import (
     seed_rows,
 )
 from theodolite.experiments.query import Value, select
-from theodolite.experiments.study import grid
+from theodolite.experiments.study import InParts, grid
 from theodolite.models.dag import DagNetwork, densenet_graph, fcn_graph, with_drops
 from theodolite.models.initialisation import seeded
 from theodolite.results import Row
@@ -310,7 +310,6 @@ def _gradient(job: Mapping[str, Any]) -> Iterator[Row]:
     yield {"depth": depth, "m": m, "seed": job["seed"], "squared": fmean(whole), "last": fmean(last)}
 
 
-PARTS = {"inequality": _inequality, "ball": _ball, "descent": _descent, "gradient": _gradient}
 balls, relu_networks = rows(part="ball"), rows(part="gradient")
 two_layers, three_layers = (rows(part="descent", output="identity", hidden=hidden) for hidden in (1, 2))
 with_tanh = rows(part="descent", output="tanh", hidden=1)
@@ -324,7 +323,7 @@ FROZEN = Reported.theory("½‖(I − ηK₀)ᵗ r₀‖²", "Zhu 2024, section 
 last_layer = relu_networks.column(lambda row: abs(row["last"] * 2 ** (row["depth"] - 1) - 1)).max()
 
 
-class PolyakLojasiewicz(Experiment):
+class PolyakLojasiewicz(InParts, Experiment):
     """The PL* condition and gradient descent: what the tangent kernel promises, and what happens.
 
     The inequality ‖∇L‖² ≥ 2λ_min(K)L at random weights and data, with equality along the bottom eigenvector; the smallest
@@ -334,6 +333,7 @@ class PolyakLojasiewicz(Experiment):
     """
 
     id, where = "linearity/pl", "Zhu 2024, section 2.4: (2.16), Proposition 2.4.4 and the remarks after it"
+    parts = {"inequality": _inequality, "ball": _ball, "descent": _descent, "gradient": _gradient}
     #: `deep` are the widths of three-layer networks that are trained.
     sizes = sizes(
         {
@@ -419,10 +419,6 @@ class PolyakLojasiewicz(Experiment):
             kind = {"part": "descent", "hidden": hidden, "output": output, "m": m}
             yield {**kind, "samples": p.samples, "seeds": p.seeds, "steps": p.steps, "seed": 0}
         yield from grid(p, "networks", part=["gradient"], depth=p.depths, m=[512], samples=[25], seed=[0])
-
-    def run(self, job: Mapping[str, Any]) -> Iterator[Row]:
-        for row in PARTS[job["part"]](job):
-            yield {"part": job["part"], **row}
 
     def draw(self, rows: list[Row]) -> Any:
         paths = select(rows, part="path", hidden=1)

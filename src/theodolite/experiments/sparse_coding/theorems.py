@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from itertools import product
 from statistics import fmean
@@ -18,7 +18,7 @@ from theodolite.experiments import Experiment, at_least, at_most, between, rows,
 from theodolite.experiments.claims import quoted
 from theodolite.experiments.lab.panels import Panel, curves, draw_panels, matrix, melted, split
 from theodolite.experiments.query import Column, Measured, Value, chosen, select, values_of
-from theodolite.experiments.study import grid
+from theodolite.experiments.study import InParts, grid
 from theodolite.measures import dictionary
 from theodolite.measures.dictionary.hidden import visible_masks
 from theodolite.measures.dictionary.losses import mean_and_error
@@ -193,18 +193,6 @@ def largest_square(job: Mapping[str, Any]) -> Iterator[Row]:
     }
 
 
-PARTS: dict[str, Callable[[Mapping[str, Any]], Iterator[Row]]] = {
-    "T1": gershgorin,
-    "T2-T3": overfitting,
-    "T4": mixtures_needed,
-    "T5-T6": decomposition,
-    "T7": consistency,
-    "T8": rankings,
-    "T9": threshold,
-    "T10": largest_square,
-}
-
-
 ranked, mixed, decomposed, consistent = (rows(part=part) for part in ("T8", "T2-T3", "T5-T6", "T7"))
 fine = mixed(angles=64, radius=1.0)
 
@@ -309,7 +297,7 @@ SIGMAS = (0.05, 0.1, 0.2)
 SCALES = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0)
 
 
-class Theorems(Experiment):
+class Theorems(InParts, Experiment):
     """Why masking helps, without training: the two losses rank the same two dictionaries oppositely.
 
     Mixtures of two true atoms fit noise better than the true atoms (Theorem 2.3.2), unless the loss is taken where the code
@@ -319,6 +307,16 @@ class Theorems(Experiment):
 
     id = "sparse-coding/theorems"
     where = "Wu 2023, section 2.3, Theorems 2.3.2 and 2.3.6, appendix A.1"
+    parts = {
+        "T1": gershgorin,
+        "T2-T3": overfitting,
+        "T4": mixtures_needed,
+        "T5-T6": decomposition,
+        "T7": consistency,
+        "T8": rankings,
+        "T9": threshold,
+        "T10": largest_square,
+    }
     #: Draws of each theorem.
     sizes = sizes(
         {
@@ -348,10 +346,6 @@ class Theorems(Experiment):
         yield from grid(p, part=["T8"], sigma=SIGMAS, n=[p.ranked], masks=[p.masks], seed=[0])
         yield from grid(p, part=["T9"], eta=(0.0, 0.5, 1.0), n=[1000], seed=[0])
         yield from grid(p, part=["T10"], n=(10, 100, 1000), draws=[2000], seed=[0])
-
-    def run(self, job: Mapping[str, Any]) -> Iterator[Row]:
-        for row in PARTS[job["part"]](job):
-            yield {"part": job["part"], **row}
 
     def draw(self, rows: list[Row]) -> Any:
         part = split(rows, "part")
