@@ -20,7 +20,6 @@ from theodolite.experiments.anchors.local_gpt import (
     violated,
 )
 from theodolite.experiments.anchors.small_gpt import Recipe, windows, zipf_text
-from theodolite.experiments.anchors.synthetic import PARTS as WORLDS
 from theodolite.measures.anchors.transfer.certificate import normalized_margin
 from theodolite.measures.anchors.transfer.readout import anchored_logits, thresholded_score
 
@@ -144,12 +143,12 @@ def test_check_14_no_bound_is_violated_in_the_exact_world():
 
 
 def test_check_04_exact_world():
-    (exact,) = WORLDS["exact"]({"seed": 1})
+    (exact,) = theorems.exact({"seed": 1})
     assert exact["mse"] <= 1e-18
 
 
 def test_errors_fall_in_a_smaller_gaussian_world():
     """Up to 80 of 1000 words removed; 800 would leave no bulk to speak of. The full table is a claim of `anchor/worlds`."""
     job = {"radius": 3, "words": 1000, "dim": 8, "contexts": 800, "seed": 0}
-    line = [row["mse"] for row in WORLDS["gaussian"](job) if row["top"] <= 80]
+    line = [row["mse"] for row in theorems.gaussian(job) if row["top"] <= 80]
     assert line == sorted(line, reverse=True)
