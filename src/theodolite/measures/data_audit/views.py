@@ -150,7 +150,7 @@ def labels_of(problem: Problem) -> Labels | None:
 
     >>> model = torch.nn.Linear(1, 3)
     >>> labels_of(Problem(model, torch.nn.CrossEntropyLoss(), (torch.ones(4, 1), torch.tensor([2, 0, 2, -100])))).counts
-    tensor([1, 1])
+    tensor([1, 2])
     """
     parts = []
     for batch in problem.data:
