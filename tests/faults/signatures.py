@@ -39,10 +39,10 @@ _ROOMS = [
 
 _NO_NUMBERS = "takes no number, model, loss, data or optimizer: names, paths and flags alone"
 _DRAWS = "draws rows that results have made"
-_TRAINS = "trains copies for seconds; its numbers go through the common rules, which its own tests try"
+_TRAINS = "NOT COVERED YET: trains copies for seconds, and has no valid call small enough here"
 _RECORD = "a record that functions of the package make and users read"
 _AUTHORS = "called by the package, with what the package has made; authors write it"
-_FILES = "its arguments are paths, whose faults are files: test_damaged_files, test_hostile_folders and test_failing_writers"
+_FILES = "its arguments are paths, whose faults are files: test_damaged_files and test_hostile_folders"
 #: Public callables without a valid call here, and why.
 WITHOUT: dict[str, str] = {
     "LinearOperator": "abstract: what its subclasses are given is tested there",
@@ -55,7 +55,7 @@ WITHOUT: dict[str, str] = {
         ("plots.bars", "plots.layer_ratios", "plots.plot_runs", "plots.range_test"), "draws rows that results have made"
     ),
     **dict.fromkeys(("lr_range_test", "measures.dynamics.choose_rate", "measures.dynamics.choose_batch_size"), _TRAINS),
-    **dict.fromkeys(("Monitor.validated", "Problem.few", "measures.audit.InputAudit.called"), _AUTHORS),
+    **dict.fromkeys(("Monitor.validated", "Problem.few", "measures.audit.InputAudit.called"), "NOT COVERED YET"),
     "compare_runs": "takes logs and reports, whose faults are files",
     "testing.known_problems": _NO_NUMBERS,
     "testing.dense_gauss_newton": "two functions and tensors, as `dense_hessian`",
