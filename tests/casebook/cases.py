@@ -29,7 +29,8 @@ class Case:
     """`fault` makes the training and runs it; `mended` is the same training with the advice followed, from the start.
 
     `causes` are the names of which the verdict must name one first; none for healthy trainings. `mended` is given the learning
-    rate that the survey named. `better_by` is what decides between the two, by default the loss on the training data.
+    rate that the survey named. `better_by` is what decides between the two, by default the loss on the training data, after
+    `steps` more of both, by default as many as the training has.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Case:
     fault: Callable[[], Training]
     mended: Callable[[float | None], Training] | None = None
     better_by: Callable[[Training], float] = lambda training: training.score(training.data)
+    steps: int | None = None
 
 
 CASES: dict[str, Case] = {}
@@ -419,14 +421,25 @@ def _normed(**changes: Any) -> Training:
     return cnn_training(model=SmallCnn(norm=True), **changes)
 
 
-@case("BatchNorm statistics of another data set, CNN, momentum", "batch statistics", mended=lambda lr: _normed())
-def _() -> Training:
+def _without_statistics() -> Training:
     training = _normed().run()
     with torch.no_grad():  # trained in train mode, saved before the statistics were kept
         for module in training.model.modules():
             if isinstance(module, nn.BatchNorm2d):
                 module.reset_running_stats()
     return training
+
+
+def _renewed(training: Training) -> Training:
+    training.model.train()
+    with torch.no_grad():
+        for batch in training.data[0].split(training.batch_size):
+            training.model(batch)
+    return training
+
+
+name = "BatchNorm statistics of another data set, CNN, momentum"
+case(name, "batch statistics", mended=lambda lr: _renewed(_without_statistics()), steps=0)(_without_statistics)
 
 
 # Nothing planted

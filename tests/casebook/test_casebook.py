@@ -60,10 +60,10 @@ def test_little_else_is_said_to_be_wrong(name):
 def test_the_advice_helps_at_equal_steps(name):
     case = CASES[name]
     _, survey = examined(name)
-    mended = case.mended(survey.lr).run()
+    mended = case.mended(survey.lr).run(case.steps)
     faulty = case.fault()
     if "not finite" not in case.causes:
-        faulty.run()
+        faulty.run(case.steps)
     assert case.better_by(mended) < case.better_by(faulty), (survey.lr, survey.verdict)
 
 

@@ -81,8 +81,8 @@ def kill_and_resume(tmp_path: Path, pause: str, kills: int, seed: int, engine: s
     assert interrupted >= kills * 0.6  # the kills really fell into running runs
 
 
-def test_three_kills(tmp_path):
-    kill_and_resume(tmp_path, pause="0.25", kills=3, seed=0)
+def test_a_kill(tmp_path):
+    kill_and_resume(tmp_path, pause="0.25", kills=1, seed=0)
 
 
 @pytest.mark.slow

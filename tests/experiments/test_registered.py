@@ -26,8 +26,26 @@ def title(name: str) -> str:
     return f"Test{words}_of_{chapter.replace('-', '_')}_{type(get(name).study).__name__}"
 
 
+#: The longest at `tiny`, each with a figure of the same study among the quick ones: `pytest -m slow` runs them too.
+LONG = (
+    *("stability/figure-2.2", "stability/figure-2.3", "stability/figure-A.10", "stability/figure-A.11"),
+    *("catapult/figure-3.2", "catapult/figure-3.4", "catapult/figure-B.12", "catapult/figure-B.13"),
+    *("catapult-features/figure-4.3", "catapult-features/figure-4.7", "catapult-features/figure-C.3"),
+    *("catapult-features/figure-C.9", "catapult-features/figure-C.11"),
+    *("catapult-features/figure-4.10", "catapult-features/figure-C.18", "catapult-features/figure-C.23"),
+    "sparse-coding/figure-2.1",
+)
+
+
 for _name in names():
-    globals()[title(_name)] = type(title(_name), (ExperimentContract,), {"id": _name})
+    _marks = {"pytestmark": pytest.mark.slow} if _name in LONG else {}
+    globals()[title(_name)] = type(title(_name), (ExperimentContract,), {"id": _name, **_marks})
+
+
+def test_a_study_left_to_the_slow_tests_has_a_quick_figure():
+    assert set(LONG) <= set(names())
+    quick = {type(get(name).study) for name in names() if name not in LONG}
+    assert {type(get(name).study) for name in LONG} <= quick
 
 
 def test_there_are_experiments():

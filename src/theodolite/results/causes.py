@@ -25,7 +25,7 @@ CAUSES: dict[str, tuple[str, ...]] = {
     "no warm-up": ("rate too high",),
     "rate too high": ("dead units", "exploding gradients", "batch too small", "not learning"),
     "rate too low": ("not learning",),
-    "frozen layer": ("not learning",),
+    "frozen layer": ("rate too low", "not learning"),
     "batch statistics": ("overfitting", "validation shift", "not learning"),
     "dead units": ("not learning",),
     "bad batch": (),

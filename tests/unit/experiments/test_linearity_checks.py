@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 
@@ -20,6 +22,7 @@ from theodolite.models.dag import DagNetwork, fcn_graph
 WIDTHS = (16, 64, 256)
 
 
+@functools.cache
 def norms(family, widths=WIDTHS, seeds=10, distance=0.0):
     jobs = [{"family": family, "m": m, "distance": distance, "seeds": seeds, "steps": 24, "seed": 0} for m in widths]
     return [row for job in jobs for row in HessianNorms().run(job)]

@@ -380,9 +380,9 @@ def test_a_slow_problem_is_timed_on_a_part_of_its_data():
             time.sleep(1e-3 * len(x))
             return super().forward(x)
 
-    x = torch.randn(2000, 3)
-    slow = th.Problem(Slow(3, 1), nn.MSELoss(), (x, torch.zeros(2000, 1)))
+    x = torch.randn(1200, 3)
+    slow = th.Problem(Slow(3, 1), nn.MSELoss(), (x, torch.zeros(1200, 1)))
     timings = measure_timings(slow)
     assert timings.share < 0.5
     assert timings.operator is None
-    assert timings.gradient >= 1.9  # a sample sleeps for 1 ms, at least
+    assert timings.gradient >= 1.15  # a sample sleeps for 1 ms, at least

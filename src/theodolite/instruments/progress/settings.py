@@ -207,7 +207,8 @@ def unexpectedly_frozen(result: SetupCheck) -> tuple[str, ...]:
     """Parameters that stay as they are though the optimizer has them, or though they are random."""
     if result.resting or result.given:
         return result.resting or result.given
-    return tuple(name for name in result.frozen if name in result.new)
+    drawn = [name for name in result.frozen if name in result.new]
+    return result.frozen if len(drawn) > 0.5 * len(result.frozen) else tuple(drawn)  # small ones cannot tell by themselves
 
 
 def too_much_decay(context: SurveyContext, result: SetupCheck) -> bool:

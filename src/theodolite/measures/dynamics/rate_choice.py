@@ -33,7 +33,8 @@ BETWEEN = 6.0
 COOLDOWN, WARMUP = 0.25, 0.5
 #: A loss is clearly lower by this share of the size of the loss.
 LEAST = 0.02
-#: Yours is too high where its run makes less than this share of the progress of a rate a third, or a fifth and less, of it.
+#: Yours is too high where its run makes less than this share of the progress of a rate a third, or a fifth and less, of it;
+#: and too low where it makes less than the second of that of a rate far above it.
 SHARE_NEAR, SHARE_FAR = 0.35, 0.7
 FAR = 5.0
 #: A loss that no rate lowers by this share of what would count does not move.
@@ -422,6 +423,8 @@ class _Decision:
         if not long:
             return None
         lowest = min(long, key=lambda r: r.final)
+        if lowest.final >= self.start or share_of_progress(self.start, mine.final, lowest.final) >= SHARE_FAR:
+            return None  # yours gets there too
         lead = self.margin if lowest.rate < HIGHER[-1] * own else 0.5 * self.margin
         chosen = min((r for r in long if r.final <= lowest.final + lead), key=lambda r: r.rate)
         return self._result("too low", chosen.rate, mine, chosen) if chosen.rate >= FAR * own else None

@@ -18,6 +18,8 @@ GAINS = {"relu": math.sqrt(2.0), "tanh": 5.0 / 3.0, "sigmoid": 4.0}
 MEANS = {"sigmoid": 0.5}
 #: Added to seeds: users' own are small numbers, and what they began with is not to be drawn again.
 _OTHER = 7919
+#: Entries from which on a matrix tells by itself whether it was drawn by a usual rule.
+_TELLING = 512
 
 
 def new_module(module: nn.Module, seed: int = 0) -> nn.Module | None:
@@ -39,18 +41,21 @@ def new_module(module: nn.Module, seed: int = 0) -> nn.Module | None:
 
 
 def looks_new(module: nn.Module) -> bool:
-    """Whether the matrices of a module look as its own initialisation draws them: the same spread, the same largest entry.
+    """Whether the matrices of a module look newly drawn: as its own initialisation draws them, or by a usual rule.
 
     >>> layer = nn.Linear(30, 20)
     >>> looks_new(layer), looks_new(nn.Linear(30, 20).requires_grad_(False).apply(lambda m: m.weight.mul_(1.3)))
     (True, False)
+    >>> _ = nn.init.kaiming_normal_(layer.weight)
+    >>> looks_new(layer)
+    True
     """
     fresh = new_module(module)
     if fresh is None:
         return False
     drawn = dict(fresh.named_parameters(recurse=False))
     pairs = [(p.detach().double(), drawn[n].detach().double()) for n, p in module.named_parameters(recurse=False) if p.ndim >= 2]
-    return bool(pairs) and all(_alike(own, new) for own, new in pairs)
+    return bool(pairs) and all(_alike(own, new) or _by_a_usual_rule(own) for own, new in pairs)
 
 
 def _alike(own: Tensor, new: Tensor) -> bool:
@@ -58,7 +63,45 @@ def _alike(own: Tensor, new: Tensor) -> bool:
         return False
     spread = float(own.std() / new.std())
     largest = float(own.abs().max() / new.abs().max())
-    return abs(spread - 1.0) < 0.03 + 3.0 / math.sqrt(own.numel()) and abs(largest - 1.0) < 0.1 + 3.0 / math.sqrt(own.numel())
+    near = abs(spread - 1.0) < _spread_error(own) and abs(largest - 1.0) < 0.07 + _spread_error(own)
+    return near and _no_direction_stands_out(own.flatten(1), beside=_norm(new.flatten(1)))
+
+
+def _by_a_usual_rule(own: Tensor) -> bool:
+    """Independent entries of one of the scales of `torch.nn.init`: no heavy tails, no direction that sticks out."""
+    matrix = own.flatten(1)  # (out, fan_in)
+    out, fan_in = matrix.shape
+    if matrix.numel() < _TELLING or not (scale := float(matrix.std())) > 0:
+        return False
+    fan_out = out * own[0, 0].numel()
+    usual = [
+        math.sqrt(2.0 / fan_in),
+        math.sqrt(1.0 / fan_in),
+        math.sqrt(2.0 / fan_out),
+        math.sqrt(2.0 / (fan_in + fan_out)),
+        0.02,
+    ]
+    tails = float((matrix / scale).pow(4).mean())  # 3 for Gaussian entries, 1.8 for uniform ones
+    edge = scale * (math.sqrt(out) + math.sqrt(fan_in))  # of the singular values of independent entries
+    return (
+        any(abs(scale / rule - 1.0) < _spread_error(own) for rule in usual)
+        and tails < 3.0 + 3.0 * math.sqrt(24.0 / matrix.numel())
+        and _no_direction_stands_out(matrix, beside=edge)
+    )
+
+
+def _no_direction_stands_out(matrix: Tensor, beside: float) -> bool:
+    """Whether the largest singular value is that of independent entries; training makes it grow first of all."""
+    return matrix.numel() < _TELLING or _norm(matrix) < (1.05 + _spread_error(matrix)) * beside
+
+
+def _norm(matrix: Tensor) -> float:
+    return float(torch.linalg.matrix_norm(matrix, 2))
+
+
+def _spread_error(own: Tensor) -> float:
+    """How far the standard deviations of two draws of a matrix may lie apart, as a share."""
+    return 0.03 + 3.0 / math.sqrt(own.numel())
 
 
 @called_within(torch.no_grad)
