@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
 
 import pytest
@@ -79,3 +80,35 @@ def test_verdicts_are_short(name):
     _, survey = examined(name)
     assert 1 <= len(survey.sentences) <= 3
     assert len(survey.shown) <= 7
+
+
+RATE = re.compile(r"lr=([\d.e-]*\d)|learning rate(?: back)? to ([\d.e-]*\d)")
+#: What is praised -> the causes beside which it would be a contradiction.
+DENIED = {
+    "rate fits": {"rate too high", "rate too low", "no warm-up", "schedule ended"},
+    "inputs scaled": {"input scale"},
+    "targets scaled": {"target scale"},
+    "labels fit": {"labels do not fit", "label noise", "contradictory labels", "class imbalance"},
+    "set-up fits": {"missing parameters", "frozen layer", "weight decay", "double softmax", "summed loss", "batch statistics"},
+    "all can train": {"dead layer", "dead units", "frozen model"},
+    "gradients reach all layers": {"vanishing gradients", "exploding gradients", "dead layer"},
+    "validation apart": {"leaked validation"},
+    "finite": {"not finite"},
+    "no validation gap": {"overfitting"},
+}
+
+
+@pytest.mark.parametrize("name", marked(ALL))
+def test_no_two_findings_contradict_each_other(name):
+    """Rates: one is advised. Directions: no cause and its opposite. Severities: nothing is praised that is at fault."""
+    _, survey = examined(name)
+    said = " ".join([*survey.sentences, *(f.advice for f in survey.findings)])
+    rates = [float(one or other) for one, other in RATE.findall(said)]
+    assert rates == pytest.approx([survey.lr] * len(rates), rel=0.06)
+    causes = {f.cause for f in survey.findings if f.severity.rank >= Severity.WARNING.rank}
+    assert not {"rate too high", "rate too low"} <= causes
+    assert not {"vanishing gradients", "exploding gradients"} <= causes
+    praised = {f.label for f in survey.findings if f.severity is Severity.GOOD}
+    assert {label: DENIED[label] & causes for label in praised & DENIED.keys() if DENIED[label] & causes} == {}
+    if survey.verdict.learning is False:
+        assert not praised & {"learning", "learned"}

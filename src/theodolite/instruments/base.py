@@ -55,8 +55,8 @@ class SurveyContext:
 
     `valid` is the same problem on validation data, `batch_size` the size of the batches that the user trains with, None where
     they are not known; `checkpoints` are other states of the model. `findings` and `remedies` are those of the instruments that
-    have run. The Hessian, the gradient and the timings are made once and shared. `allowance` is what the instrument at work may
-    take, in seconds; None where there is no budget.
+    have run. The Hessian, the gradient and the timings are made once and shared. `budget` is what the whole survey may
+    take and `allowance` what the instrument at work may, in seconds; None where there is no budget.
     """
 
     @checked(problem=a_problem, lr=positive, optimizer=an_optimizer, population=count, seed=a_seed)
@@ -80,10 +80,11 @@ class SurveyContext:
         self.lr = given or None  # a warm-up begins at 0, which is no rate to try
         self.results: dict[str, Any] = {}
         self.allowance: float | None = None
+        self.budget: float | None = None
 
     @cached_property
     def timings(self) -> Timings:
-        return measure_timings(self.problem)
+        return measure_timings(self.problem, self.budget)
 
     @cached_property
     def hessian(self) -> LinearOperator:

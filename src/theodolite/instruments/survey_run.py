@@ -418,6 +418,7 @@ class _Run:
         self.context, self.instruments, self.budget, self.began = context, list(instruments), budget, began
         if budget is not None:
             context.problem.time_limit.at = began + PATIENCE * budget
+        context.budget = budget
         self.findings = context.findings
         self.rows: list[Row] = []
         self.peak_bytes = 0
@@ -439,7 +440,11 @@ class _Run:
                 Step(i, (), reason="nothing can be measured before that is repaired") for i in self.instruments if not i.first
             ]
         room = MEMORY_SHARE * available_bytes(self.context.problem.device)
-        return fit(fit_memory(price_steps(self.context, self.instruments), room), self.left)
+        try:
+            return fit(fit_memory(price_steps(self.context, self.instruments), room), self.left)
+        except OutOfTimeError:
+            late = f"beyond the budget: its {duration(self.budget or 0.0)} were over before anything could be timed"
+            return [Step(i, (), reason=late) for i in self.instruments if not i.first]
 
     def all(self, begin: Stage) -> None:
         """Everything: the rows say what was expected, what it took, and what was left out."""
@@ -497,13 +502,7 @@ class _Run:
             self.context.results[instrument.name] = result
             self.peak_bytes = max(self.peak_bytes, result.cost.peak_bytes)
             self.route = self.route or (result.cost.route if "graph" in result.cost.route else "")
-        except (
-            InapplicableError,
-            OutOfTimeError,
-            OutputLossError,
-            SecondOrderError,
-            WeightingError,
-        ) as error:  # it is not for this problem
+        except NOT_FOR_THIS_PROBLEM as error:
             state, reason = "skipped", str(error)
         except Exception as error:
             state, reason = "failed", f"{type(error).__name__}: {error}"

@@ -18,6 +18,7 @@ from typing import Any
 
 from theodolite.measures.trials import TrialRuns, outcome_of
 from theodolite.results import CAUSES, Finding, Row, Severity, worst_first
+from theodolite.text import plural
 
 #: Causes that an inspection proves: no trial can take them back, and nothing else matters before they are repaired.
 PROVEN = (
@@ -140,7 +141,7 @@ def _adjusted(finding: Finding, useless: set[str], behind: Mapping[str, str], tr
         return replace(finding, severity=Severity.NOTE, sentence=text, advice="")
     if finding.cause in behind:
         text = f"{finding.sentence} It follows from: {behind[finding.cause]}."
-        return replace(finding, severity=Severity.NOTE, sentence=text)
+        return replace(finding, severity=Severity.NOTE, sentence=text, advice="")  # that of its cause is the one to follow
     return finding
 
 
@@ -194,6 +195,8 @@ def _nothing_wrong(results: Mapping[str, Any], lr: float | None) -> str:
     rate = "" if lr is None else f"; lr={lr:.3g}"
     if learning is False:
         return f"No cause was found among those that were looked for{rate}."
+    if learning is None:
+        return f"{plural(len(results), 'measurement')} found nothing that needs to be changed; the others were not made."
     return f"Nothing was found that needs to be changed{rate}."
 
 
