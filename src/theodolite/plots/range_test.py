@@ -13,7 +13,6 @@ from matplotlib.axes import Axes
 from theodolite.plots.axes_style import note, reference, span
 from theodolite.plots.style import GREY, PALETTE, new_axes, style
 
-
 #: Room above the curves for the names of the marks, as a share of the height of the curves: four lines of text.
 NAMES = 0.3
 
