@@ -103,8 +103,9 @@ def _name(i: int) -> str:
 def to_svg(figure: Figure | Axes, *, prefix: str | None = None, title: str | None = None) -> str:
     """The figure as an `<svg>` element to put inline into an HTML page.
 
-    Its width follows the page up to the figure's own width, which the style sheet knows as `--size`. All ids start with `prefix`, by default a hash of the
-    content, so several pictures on one page do not collide. `title` is what a screen reader says.
+    Its width follows the page up to the figure's own width, which the style sheet knows as `--size`. All ids start with
+    `prefix`, by default a hash of the content, so several pictures on one page do not collide. `title` is what a screen reader
+    says.
     """
     figure = _root(figure)
     text = _drawn(figure)
