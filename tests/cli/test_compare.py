@@ -37,24 +37,27 @@ def test_two_checkpoints(checkpoints, capsys):
         "run0.safetensors", "run1.safetensors", "--model", "F-20", "--data", "digits", "--samples", "200", "--k", "30", "--json"
     )
     assert code == 0
-    found = json.loads(capsys.readouterr().out)["findings"]
-    *found, path = found
+    everything = json.loads(capsys.readouterr().out)
+    *found, path = everything["findings"]
     assert path["label"] in ("connected", "barrier")
     assert [f["label"] for f in found] == ["overlap", "overlap"]
     text = (checkpoints / "comparison" / "index.html").read_text()
-    assert text.count("<svg id=") == 3
+    assert text.count("<svg id=") == 7  # loss, accuracy, rate and path beside the verdict; the path and two layers below
+    assert text.index('id="verdict"') < text.index("<svg id=") < text.index("<table")
+    for sentence in everything["verdict"]:
+        assert f"<p>{sentence}</p>" in text.replace("<wbr>", "")
+    assert [row["model"] for row in everything["scores"]] == ["run0", "run1"]
     assert "run0 and run1" in text
     assert '<p class="kicker">comparison</p>' in text
-    assert "from 4 sections" in text
+    assert "from 5 sections" in text
     assert "Path from run0 to run1" in text
     assert 'id="section-path-0"' in text
     header = {"network": "F-20", "data": "digits", "samples": "200", "directions per layer": "30", "tolerance": "0.001"}
     for name, value in header.items():
         assert f"<dt>{name}</dt><dd>{value}</dd>" in text
     assert "<dt>checkpoints</dt>" in text
-    for finding in found:  # each card leads to its layer
+    for finding in found:
         layer = finding["quantity"].removeprefix("overlap of ")
-        assert f'href="#section-layer-{layer}"' in text
         assert f'id="section-layer-{layer}"' in text
 
 
@@ -108,6 +111,53 @@ def test_the_paths_between_the_models(tmp_path):
     assert type(found).load(tmp_path / "comparison").paths["a"]["b"].summary() == other.summary()
     assert "Path from again to b" in found.to_html(tmp_path / "page.html").read_text()
     assert th.compare(problems, "fc1", k=3, path=False, progress=False).paths == {}
+
+
+def linear(weight: float, flips: int = 0) -> th.Problem:
+    """Two classes told apart by the sign of one input, of 40 samples `flips` labelled wrong; `weight` is the confidence."""
+    x = torch.linspace(0.5, 1.5, 40, dtype=torch.float64)[:, None] * torch.tensor([1.0, -1.0] * 20, dtype=torch.float64)[:, None]
+    y = torch.tensor([0, 1] * 20)
+    y[:flips] = 1 - y[:flips]
+    model = torch.nn.Linear(1, 2, bias=False, dtype=torch.float64)
+    model.weight.data = torch.tensor([[weight], [-weight]], dtype=torch.float64)
+    return th.Problem(model, torch.nn.CrossEntropyLoss(), (x, y))
+
+
+def test_the_verdict_names_the_better_model_by_paired_errors():
+    found = th.compare({"unsure": linear(0.4, 4), "wrong": linear(-0.4, 4)}, k=1, progress=False)
+    assert found.verdict()[0] == "unsure is better on these 40 samples: lower loss and higher accuracy."
+    rows = {row["model"]: row for row in found.scores}
+    right = torch.tensor([0.0] * 4 + [1.0] * 36).double()
+    assert rows["unsure"]["accuracy"] == pytest.approx(0.9)
+    assert rows["unsure"]["accuracy_error"] == pytest.approx(float(right.std()) / 40**0.5)
+    problem = linear(0.4, 4)
+    (batch,) = problem.data
+    logits = problem.model(*batch.inputs.values())
+    each = torch.nn.functional.cross_entropy(logits, batch.target, reduction="none").detach()
+    assert rows["unsure"]["loss_error"] == pytest.approx(float(each.std()) / 40**0.5)
+    other = torch.nn.functional.cross_entropy(-logits, batch.target, reduction="none").detach()
+    loss = next(row for row in found.contests if row["quantity"] == "loss")
+    assert (loss["best"], loss["clear"]) == ("unsure", True)
+    assert loss["error"] == pytest.approx(float((each - other).std()) / 40**0.5)
+    assert rows["unsure"]["critical_lr"] == pytest.approx(th.critical_learning_rate(problem).value, rel=1e-3)
+
+
+def test_models_that_differ_in_confidence_only_and_equal_ones():
+    sure, unsure = linear(3.0), linear(0.4)
+    found = th.compare({"unsure": unsure, "sure": sure}, k=1, progress=False)
+    head, *_, flat, between = found.verdict()
+    assert head == "sure is better on these 40 samples: lower loss; its accuracy is not clearly higher."
+    assert flat.startswith("Lower sharpness (flatter): sure, ")
+    assert between.startswith("Between them: One basin")
+    same = th.compare({"a": sure, "b": sure}, k=1, path=False, progress=False)
+    assert same.verdict()[0] == "Neither model is clearly better on these 40 samples."
+    assert not any(row["clear"] for row in same.contests)
+
+
+def test_better_in_loss_and_worse_in_accuracy():
+    # Wrong labels cost a model that is very sure more loss than one that is always a little wrong.
+    found = th.compare({"sure": linear(6.0, 12), "coin": linear(-0.001, 12)}, k=1, path=False, progress=False)
+    assert found.verdict()[0] == "It depends on these 40 samples: coin has the lower loss, sure has the higher accuracy."
 
 
 def test_models_that_share_a_layer_but_no_path():

@@ -1,4 +1,4 @@
-"""`compare`: what several models of one architecture share."""
+"""`compare`: which of several models is better at what, and what they share."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ import torch
 from theodolite import plots
 from theodolite.analyses.page import Findings, labels, write_analysis
 from theodolite.analyses.path import path_finding, path_section
+from theodolite.analyses.scores import Measured, contests, measured, score_rows, verdict
 from theodolite.arguments import checked, count, fraction, instance, seed
 from theodolite.measures.hessian import LayerComparison, StructureReport, compare_layers, hessian_structure
 from theodolite.measures.mode_connectivity import BatchNormPolicy, LinearPath, path_between
 from theodolite.problem import Batch, Problem
 from theodolite.problem.tensors import named_tensors
 from theodolite.progress import Stage, stages
-from theodolite.report import Section
+from theodolite.report import Answer, Section
+from theodolite.report.page import Fold
 from theodolite.results import Cost, Finding, Outcome, Result, Row, number
 from theodolite.text import listed
 
@@ -34,6 +36,9 @@ _found = Findings(_SOURCE, labels(note="overlap"))
 class Comparison(Result):
     """Structure reports by model, comparisons of every pair layer by layer, and findings; `to_html` writes the page.
 
+    `scores` has a row for each model: loss, accuracy (None where the targets name no classes), sharpness and the critical
+    learning rate of plain SGD, each with its standard error over samples. `contests` has a row for each of these quantities:
+    the best model, the next one, their difference with its error, and whether it is clear (more than two errors).
     `paths[a][b]` is the straight line between the models a and b. `settings` says what was compared and how;
     `without` which layers and paths were not, and why.
     """
@@ -45,16 +50,43 @@ class Comparison(Result):
     settings: dict[str, str]
     without: dict[str, str]
     paths: dict[str, dict[str, LinearPath]] = field(default_factory=dict)
+    scores: tuple[Row, ...] = ()
+    contests: tuple[Row, ...] = ()
+
+    def verdict(self) -> list[str]:
+        """Sentences: which model is better, then loss, accuracy, flatness and the barrier, with numbers and errors.
+
+        Returns:
+            The sentences, the answer first.
+
+        >>> x, y = torch.tensor([[1.0], [-1.0]] * 8), torch.tensor([0, 1] * 8)
+        >>> def model(weight):
+        ...     layer = torch.nn.Linear(1, 2, bias=False)
+        ...     layer.weight.data = torch.tensor([[weight], [-weight]])
+        ...     return Problem(layer, torch.nn.CrossEntropyLoss(), (x, y))
+        >>> found = compare({"right": model(1.0), "wrong": model(-1.0)}, k=1, progress=False)
+        >>> found.verdict()[0]
+        'right is better on these 16 samples: lower loss and higher accuracy.'
+        """
+        return verdict(self.scores, self.contests, _flat(self.paths), self.settings.get("samples", ""))
 
     def rows(self) -> list[Row]:
         return [row for pair in self.pairs for row in pair.rows()]
 
     def sentence(self) -> str:
         lines = [str(finding) for finding in self.findings]
-        return "\n".join([*lines, *(f"{layer}: not compared, {why}." for layer, why in self.without.items())])
+        return "\n".join([*self.verdict(), *lines, *(f"{layer}: not compared, {why}." for layer, why in self.without.items())])
 
     def to_html(self, path: str | PathLike[str], *, facts: Mapping[str, str] | None = None) -> Path:
-        """Write the comparison as one self-contained page; `facts` (where the models come from, say) go into its header."""
+        """Write the comparison as one self-contained page: the verdict, pictures, and everything else folded.
+
+        Args:
+            path: the file; folders are made.
+            facts: what else to say of the models (where they come from, say), by name.
+
+        Returns:
+            The path of the page.
+        """
         sections = [self._section(layer, place) for place, layer in enumerate(_layers(self.pairs))]
         between = [path_section(path, names, f"path-{i}") for i, (names, path) in enumerate(_flat(self.paths))]
         spectra = Section(
@@ -77,11 +109,39 @@ class Comparison(Result):
         everything = {
             **(facts or {}),
             **self.settings,
-            **{f"loss of {name}": f"{loss:.4g}" for name, loss in self.losses.items()},
             **{f"{layer} not compared": why for layer, why in self.without.items()},
         }
-        every = [*between, *sections, spectra]
-        return write_analysis(self, path, listed(self.models, 4), "comparison", every, self.findings, everything, _SOURCE)[0]
+        every = [self._scores(), *between, *sections, spectra]
+        title, answer = listed(self.models, 4), self._answer()
+        return write_analysis(self, path, title, "comparison", every, self.findings, everything, _SOURCE, answer)[0]
+
+    def _answer(self) -> Answer:
+        drawn = dict(plots.model_scores(self.scores))
+        if self.paths:
+            along = [{**row, "pair": " to ".join(names)} for names, path in _flat(self.paths) for row in path.rows()]
+            ends = next(names for names, _ in _flat(self.paths)) if len(self.models) == 2 else ("first", "second")
+            _, (axes,) = plots.panels(1, size=(4.6, 3.0), letters=False)
+            drawn["path"] = plots.linear_path(along, ends=ends, title="On the straight line between them", ax=axes)
+        pictures = [plots.to_svg(axes, prefix=f"first-{name}") for name, axes in drawn.items()]
+        clear = any(row["clear"] for row in self.contests if row["quantity"] != "sharpness")
+        return Answer(sentences=self.verdict(), tone="good" if clear else "note", pictures=pictures)
+
+    def _scores(self) -> Section:
+        return Section(
+            name="scores",
+            title="Loss, accuracy and sharpness",
+            question="Which model is better at what?",
+            sentence=" ".join(self.verdict()[: len(self.contests) + 1]),
+            rows=self.scores,
+            more=[Fold(title="the best and the next of each quantity", rows=self.contests)],
+            how=(
+                "Loss and accuracy on the same samples; their errors are standard errors over samples, that of a difference is "
+                "paired: a sample that is hard for both models counts for neither. Sharpness is the largest eigenvalue of the "
+                "Hessian, the critical learning rate of plain SGD is 2 over it; their errors are those of the delete-a-group "
+                "jackknife over samples and of the eigenvalue. A difference is clear from two of its errors on."
+            ),
+            source="Critical learning rate 2/λ of gradient descent; paired differences over samples.",
+        )
 
     def _section(self, layer: str, place: int) -> Section:
         mine = [pair for pair in self.pairs if pair.layer == layer]
@@ -133,23 +193,41 @@ def compare(
     seed: int = 0,
     progress: bool | None = None,
 ) -> Comparison:
-    """What models of one architecture share.
+    """Which of several models of one architecture is better at what, and what they share.
 
-    The overlap of their sharp subspaces layer by layer, beside the predicted one, and whether the straight line between each two
-    stays in one basin.
+    Loss, accuracy and sharpness with errors; whether the straight line between each two stays in one basin; and the overlap of
+    their sharp subspaces layer by layer, beside the predicted one.
 
-    `problems` maps a name to the problem of each model, all on the same data. `path=False` leaves the lines out, `batchnorm`
-    is as for `linear_path`.
+    Args:
+        problems: the problem of each model by its name, all on the same data.
+        layers: only these layers (names or globs); None is all.
+        k: sharp directions per layer.
+        tol: relative tolerance of eigenpairs.
+        path: whether to look along the lines.
+        batchnorm: as for `linear_path`.
+        seed: of the random starts.
+        progress: whether to show how far it is; None is on a terminal only.
+
+    Returns:
+        A frozen `Comparison`: `print` it, take `verdict()`, `scores` and `rows()`, or write its page with `to_html`.
+
+    >>> x, y = torch.randn(16, 3, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 1] * 8)
+    >>> model = torch.nn.Linear(3, 2)
+    >>> same = compare({name: Problem(model, torch.nn.CrossEntropyLoss(), (x, y)) for name in "ab"}, k=1, progress=False)
+    >>> same.verdict()[0]
+    'Neither model is clearly better on these 16 samples.'
     """
     if len(problems) < 2:
         raise ValueError(f"compare needs at least two models. Got {len(problems)}.")
     _refuse_other_data(problems)
     began = time.perf_counter()
     reports: dict[str, StructureReport] = {}
+    scored: dict[str, Measured] = {}
     couples = list(itertools.combinations(problems, 2))
     with stages(len(problems) + path * len(couples), progress=progress) as begin:
         for name, problem in problems.items():
             begin(name)
+            scored[name] = measured(problem, tol=tol, seed=seed)
             # One direction more than compared: the error of k directions depends on the gap behind them.
             reports[name] = hessian_structure(problem, layers, k=k + 1, tol=tol, seed=seed, progress=False)
         paths, pathless = _paths(problems, couples if path else [], batchnorm, begin)
@@ -171,7 +249,10 @@ def compare(
     sizes = {layer: report[layer].pairs.vectors.shape[0] for report in reports.values() for layer in report}
     layered = [_finding([pair for pair in pairs if pair.layer == layer], sizes[layer]) for layer in shared]
     between = [path_finding(found, names, f"path-{i}") for i, (names, found) in enumerate(_flat(paths))]
+    scores = score_rows(scored)
     return Comparison(
+        scores=tuple(scores),
+        contests=tuple(contests(scored, scores)),
         settings={
             "model": f"{type(problem.model).__name__}, {problem.size} parameters",
             "samples": str(problem.samples),
@@ -182,7 +263,7 @@ def compare(
         models=reports,
         pairs=pairs,
         paths=paths,
-        losses={name: problem.loss() for name, problem in problems.items()},
+        losses={name: found.loss for name, found in scored.items()},
         findings=(*layered, *between),
         outcome=Outcome.FINISHED,
         seed=seed,

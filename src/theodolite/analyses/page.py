@@ -8,7 +8,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from theodolite.report import Page, Section, provenance_of, write_page
+from theodolite.report import Answer, Page, Section, provenance_of, write_page
 from theodolite.results import Finding, Result, Severity, worst_first
 
 
@@ -46,15 +46,28 @@ def write_analysis(
     findings: Sequence[Finding],
     facts: Mapping[str, str],
     source: str,
+    answer: Answer | None = None,
 ) -> tuple[Path, list[Finding]]:
     """Write the page of an analysis; its place and its findings, the weightiest first.
 
-    `source` is that of the sections that name none. Every text is escaped by the template.
+    `source` is that of the sections that name none. Below an `answer` the findings and sections are folded. Every text is
+    escaped by the template.
     """
     placed = [
         replace(section, source=section.source or source, findings=[f for f in findings if f.instrument == section.name])
         for section in sections
     ]
     provenance = provenance_of(result)
-    page = Page(title=name, findings=findings, sections=placed, kind=kind, part="section", facts=facts, provenance=provenance)
+    page = Page(
+        title=name,
+        answer=answer,
+        most=None if answer is None else 0,
+        folded=answer is not None,
+        findings=findings,
+        sections=placed,
+        kind=kind,
+        part="section",
+        facts=facts,
+        provenance=provenance,
+    )
     return write_page(page, out), worst_first(findings)

@@ -55,8 +55,8 @@ def _answer(survey: Survey) -> Answer:
         figure = first_picture(survey)
     except Exception:  # the section of that instrument says what went wrong
         figure = None
-    svg = "" if figure is None else to_svg(figure, prefix="picture-first")
-    return Answer(sentences=survey.sentences, tone=tone, setting=setting, svg=svg)
+    pictures = [] if figure is None else [to_svg(figure, prefix="picture-first")]
+    return Answer(sentences=survey.sentences, tone=tone, setting=setting, pictures=pictures)
 
 
 def _section(survey: Survey, row: Row, place: int) -> Section:

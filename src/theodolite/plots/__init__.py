@@ -18,6 +18,8 @@ from theodolite.plots.anchors import plot_log_partitions as plot_log_partitions
 from theodolite.plots.axes_style import reference as reference
 from theodolite.plots.axes_style import span as span
 from theodolite.plots.bars import bars as bars
+from theodolite.plots.bars import intervals as intervals
+from theodolite.plots.bars import model_scores as model_scores
 from theodolite.plots.curves import curves as curves
 from theodolite.plots.dictionary import plot_atom_usage as plot_atom_usage
 from theodolite.plots.dictionary import plot_atoms as plot_atoms

@@ -1,15 +1,18 @@
-"""One bar per row, with its name: scales of columns, sizes of classes."""
+"""One bar or one dot with its error per row, with its name: scales of columns, sizes of classes, scores of models."""
 
 from __future__ import annotations
 
 from typing import Any, Unpack
 
+import numpy as np
 from matplotlib.axes import Axes
 
 from theodolite.plots.axes_style import note
 from theodolite.plots.chart import Labels, chart
+from theodolite.plots.figures import panels
 from theodolite.plots.style import look
 from theodolite.plots.tables import finite, label_of, numbers
+from theodolite.results import Row
 
 #: Bars that can still be told apart.
 MOST = 24
@@ -35,10 +38,61 @@ def bars(rows: Any, name: str, value: str, *, log: bool = False, most: int = MOS
         usable = finite(lengths) & ((lengths > 0) if log else True)
         places = [i for i in range(len(table)) if usable[i]]
         ax.barh(places, lengths[places], 0.8, color=look(0).colour, alpha=0.8)
-        names = [label_of(row[name]) for row in table]
-        ax.set_yticks(range(len(table)), [text if len(text) <= _LONG else f"{text[: _LONG - 1]}…" for text in names])
-        ax.set_ylim(len(table) - 0.4, -0.6)
-        ax.grid(axis="y", visible=False)
+        _name_rows(ax, [row[name] for row in table])
         if len(drawn.table) > len(table):
             note(ax, f"the {most // 2} largest and smallest of {len(drawn.table)}")
     return ax
+
+
+def intervals(rows: Any, name: str, value: str, error: str, **given: Unpack[Labels]) -> Axes:
+    """Column `value` as dots named by column `name`, the first on top, with bars of twice the standard `error` to both sides.
+
+    >>> ax = intervals([{"model": "a", "loss": 0.5, "spread": 0.1}, {"model": "b", "loss": 0.7}], "model", "loss", "spread")
+    >>> [text.get_text() for text in ax.get_yticklabels()]
+    ['a', 'b']
+    """
+    labels: Labels = {"ylabel": "", "xlabel": value, **given}
+    with chart(rows, value, name, own_legend=True, **labels) as drawn:
+        ax, table = drawn.ax, drawn.table
+        values, errors = numbers(table, value), numbers(table, error)
+        for i in np.flatnonzero(finite(values)):
+            reach = 2 * errors[i] if finite(errors[i : i + 1]).all() else None
+            shape = look(int(i))
+            ax.errorbar(values[i], i, xerr=reach, fmt=shape.marker, color=shape.colour, markersize=7, capsize=4, linewidth=1.8)
+        _name_rows(ax, [row[name] for row in table])
+        ax.margins(x=0.15)
+    return ax
+
+
+def _name_rows(ax: Axes, names: list[Any]) -> None:
+    """One name per row at the left, the first on top."""
+    texts = [label_of(name) for name in names]
+    ax.set_yticks(range(len(texts)), [text if len(text) <= _LONG else f"{text[: _LONG - 1]}…" for text in texts])
+    ax.set_ylim(len(texts) - 0.4, -0.6)
+    ax.grid(axis="y", visible=False)
+
+
+#: What the scores of a model are called: the column, whose error stands in `<column>_error`, and the title over it.
+_SCORES = {
+    "loss": "Loss, lower is better",
+    "accuracy": "Accuracy, higher is better",
+    "critical_lr": "Critical lr, higher is flatter",
+}
+
+
+def model_scores(rows: Any) -> dict[str, Axes]:
+    """Loss, accuracy and critical learning rate of each model as a picture of its own, those that the rows have.
+
+    >>> found = model_scores([{"model": "a", "loss": 0.5, "loss_error": 0.1, "accuracy": None, "critical_lr": 0.2}])
+    >>> list(found)
+    ['loss', 'critical_lr']
+    """
+    table = [dict(row) for row in rows]
+    known = [column for column in _SCORES if any(row.get(column) is not None for row in table)]
+    size = (4.6, 1.15 + 0.38 * len(table))
+    return {column: _score(table, column, panels(1, size=size, letters=False)[1][0]) for column in known}
+
+
+def _score(table: list[Row], column: str, ax: Axes) -> Axes:
+    note(ax, "bars: two standard errors over samples")
+    return intervals(table, "model", column, f"{column}_error", xlabel="", title=_SCORES[column], ax=ax)

@@ -103,8 +103,9 @@ def _name(i: int) -> str:
 def to_svg(figure: Figure | Axes, *, prefix: str | None = None, title: str | None = None) -> str:
     """The figure as an `<svg>` element to put inline into an HTML page.
 
-    Its width follows the page up to the figure's own width. All ids start with `prefix`, by default a hash of the
-    content, so several pictures on one page do not collide. `title` is what a screen reader says.
+    Its width follows the page up to the figure's own width, which the style sheet knows as `--size`. All ids start with
+    `prefix`, by default a hash of the content, so several pictures on one page do not collide. `title` is what a screen reader
+    says.
     """
     figure = _root(figure)
     text = _drawn(figure)
@@ -177,7 +178,7 @@ def _inline(text: str, prefix: str, title: str) -> str:
     body = body.replace('<style type="text/css">*{', f'<style type="text/css">#{prefix} *{{', 1)
     head = (
         f'<svg id="{prefix}" xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" version="1.1" '
-        f'viewBox="{box.group()[9:-1]}" role="img" style="width:100%;max-width:{box.group(1)}pt;height:auto">'
+        f'viewBox="{box.group()[9:-1]}" role="img" style="--size:{box.group(1)}pt;width:100%;max-width:var(--size);height:auto">'
     )
     return f"{head}\n <title>{html.escape(title)}</title>{body}"
 

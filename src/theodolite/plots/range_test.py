@@ -13,6 +13,9 @@ from matplotlib.axes import Axes
 from theodolite.plots.axes_style import note, reference, span
 from theodolite.plots.style import GREY, PALETTE, new_axes, style
 
+#: Room above the curves for the names of the marks, as a share of the height of the curves: four lines of text.
+NAMES = 0.3
+
 
 def range_test(
     rows: Any,
@@ -39,14 +42,14 @@ def range_test(
     rates = np.array([row["rate"] for row in table], dtype=float)
     losses = np.array([row["loss"] for row in table], dtype=float)
     with style():
-        ax = new_axes(ax)
+        ax = new_axes(ax, size=(5.2, 3.4))  # so small that it can be read on a phone
         ax.set_xscale("log")
-        ax.plot(rates, losses, ".", color=GREY, markersize=3, alpha=0.35, zorder=1.5)
+        low, high = _limits([row["smoothed"] for row in table])
+        ax.plot(rates, np.where(losses <= high, losses, np.nan), ".", color=GREY, markersize=3, alpha=0.35, zorder=1.5)
         for _, sweep in groupby(table, key=lambda row: row["sweep"]):
-            line = list(sweep)
-            ax.plot([r["rate"] for r in line], [r["smoothed"] for r in line], color=PALETTE[0], linewidth=1.5, alpha=0.8)
+            ax.plot(*_until(list(sweep), high), color=PALETTE[0], linewidth=1.5, alpha=0.8)
         ax.set_xlim(rates.min(), rates.max())
-        ax.set_ylim(*_limits([row["smoothed"] for row in table]))
+        ax.set_ylim(low, high + NAMES * (high - low))
         ax.set_xlabel("learning rate")
         ax.set_ylabel("loss of the batch")
         ax.set_title(title or "Loss while the learning rate rises")
@@ -68,6 +71,12 @@ def _limits(smoothed: Sequence[float]) -> tuple[float, float]:
     first, lowest = smoothed[0], min(smoothed)
     fall = max(first - lowest, 0.15 * abs(first), 1e-12)
     return lowest - 0.15 * fall, first + 0.8 * fall
+
+
+def _until(sweep: Sequence[Any], high: float) -> tuple[list[float], list[float]]:
+    """A sweep up to where it leaves at the top: what comes after a blow-up says nothing, and would run through the names."""
+    end = next((i + 1 for i, row in enumerate(sweep) if not row["smoothed"] <= high), len(sweep))
+    return [row["rate"] for row in sweep[:end]], [min(row["smoothed"], high) for row in sweep[:end]]
 
 
 def _mark(ax: Axes, place: float | None, label: str, colour: str) -> None:

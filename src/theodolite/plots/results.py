@@ -73,10 +73,12 @@ def short_training(result: Any) -> Axes:
     rows = [row for row in result.curve() if math.isfinite(row["loss"])]
     if not rows:
         raise ValueError("No run was made, so there is no picture: name a learning rate.")
-    title = "A short training of a copy, as it stands"
-    axes = curves(rows, x="step", y="loss", by="run", markers=False, title=title, ylabel="loss of the batch")
     near = result.trivial is not None and result.trivial < 3 * max(row["loss"] for row in rows)
-    return reference(axes, y=result.trivial, label="constant prediction") if near else axes
+    if near:  # as a curve of its own: its name then keeps clear of those of the others
+        ends = {row["step"] for row in rows}
+        rows += [{"run": "constant prediction", "step": step, "loss": result.trivial} for step in (min(ends), max(ends))]
+    title = "A short training of a copy, as it stands"
+    return curves(rows, x="step", y="loss", by="run", markers=False, title=title, ylabel="loss of the batch")
 
 
 def gradients_by_layer(result: Any) -> Axes:

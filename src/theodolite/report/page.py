@@ -105,12 +105,15 @@ class Section:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """The verdict of a page; `tone` is a severity's value. `svg` has to come from `plots.to_svg`."""
+    """The verdict of a page; `tone` is a severity's value. `pictures` stand side by side where there is room.
+
+    Each of them has to come from `plots.to_svg`.
+    """
 
     sentences: Sequence[str]
     tone: str = "note"
     setting: str = ""
-    svg: str = ""
+    pictures: Sequence[str] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +125,7 @@ class Page:
     repeat it, `made` the time (now by default). `kind` is what the page calls itself, `part` what it calls that which a section
     stands for. Every text may come from a user: the template escapes it.
 
-    `answer` stands before everything else: its sentences, a `setting` to copy ("lr=0.1") and a picture; of the findings `most`
+    `answer` stands before everything else: its sentences, a `setting` to copy ("lr=0.1") and pictures; of the findings `most`
     are seen at once, and `folded` sections show their title and first sentence until they are opened.
     """
 

@@ -31,7 +31,7 @@ def compare(
     as_json: Annotated[bool, typer.Option("--json", help="Findings as JSON on the standard output.")] = False,
     seed: Seed = 0,
 ) -> None:
-    """Compare checkpoints: sharp directions layer by layer, what their factors predict, and the paths between them."""
+    """Say which checkpoint is better at what: loss, accuracy, sharpness, the path between them, and what they share."""
     from theodolite.analyses.compare import compare as compare_problems
     from theodolite.cli.loading.subject import load_subject
     from theodolite.problem import Problem
@@ -45,9 +45,16 @@ def compare(
         problems[name] = Problem(subject.model, subject.loss, subject.data)
     found = compare_problems(problems, layers, k=k, path=path, seed=seed)
     page = found.to_html(out / "index.html", facts=_facts(model, data, checkpoints))
-    lines = [finding.sentence for finding in found.findings]
+    lines = [*found.verdict(), ""]
+    lines += [finding.sentence for finding in found.findings if finding.label == "overlap"]
     lines += [f"{layer}: not compared, {why}" for layer, why in found.without.items()]
-    everything = {"findings": [finding.row() for finding in found.findings], "page": str(page)}
+    everything = {
+        "verdict": found.verdict(),
+        "scores": list(found.scores),
+        "contests": list(found.contests),
+        "findings": [finding.row() for finding in found.findings],
+        "page": str(page),
+    }
     show(as_json, everything, *lines, f"The page is {page}")
 
 
