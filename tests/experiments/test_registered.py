@@ -1,4 +1,4 @@
-"""Every registered experiment keeps the contract at `tiny` size."""
+"""Every registered experiment keeps the contract at `tiny` size; of the longest, one job does so in the quick tests."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from theodolite.experiments import get, names
 from theodolite.runners import Computations
-from theodolite.testing import ExperimentContract
+from theodolite.testing import DeclarationContract, ExperimentContract
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -26,27 +26,33 @@ def title(name: str) -> str:
     return f"Test{words}_of_{chapter.replace('-', '_')}_{type(get(name).study).__name__}"
 
 
-#: The longest at `tiny`, each with a figure of the same study among the quick ones: `pytest -m slow` runs them too.
+#: Those that take seconds at `tiny`: one job of each is quick, the whole is left to `pytest -m slow`.
 LONG = (
-    *("stability/figure-2.2", "stability/figure-2.3", "stability/figure-A.10", "stability/figure-A.11"),
-    *("catapult/figure-3.2", "catapult/figure-3.4", "catapult/figure-B.12", "catapult/figure-B.13"),
-    *("catapult-features/figure-4.3", "catapult-features/figure-4.7", "catapult-features/figure-C.3"),
-    *("catapult-features/figure-C.9", "catapult-features/figure-C.11"),
-    *("catapult-features/figure-4.10", "catapult-features/figure-C.18", "catapult-features/figure-C.23"),
-    "sparse-coding/figure-2.1",
+    *("anchor/figure-3.1", "anchor/pretraining", "anchor/transfer", "anchor/worlds"),
+    *("catapult/figure-3.1", "catapult/figure-3.2", "catapult/figure-3.4", "catapult/figure-B.12", "catapult/figure-B.13"),
+    "catapult/theorems",
+    *(f"catapult-features/figure-{number}" for number in ("4.3", "4.4", "4.7", "4.9", "4.10", "4.11")),
+    *(f"catapult-features/figure-C.{number}" for number in (3, 9, 11, 18, 23)),
+    *("catapult-features/table-4.2", "catapult-features/theorems"),
+    *(f"hessian/figure-{number}" for number in (4, 10, 18, 20, 27)),
+    *("hessian/table-6", "hessian/table-10"),
+    *("linearity/hessian-scaling", "linearity/taylor"),
+    *("sparse-coding/ablations", "sparse-coding/baselines", "sparse-coding/figure-2.1", "sparse-coding/figure-2.3"),
+    *("sparse-coding/real-patches", "sparse-coding/theorems"),
+    *(f"stability/figure-{number}" for number in ("2.1", "2.2", "2.3", "2.4", "A.1", "A.10", "A.11", "A.12")),
+    *("stability/stopping", "stability/table-2.1"),
 )
 
 
 for _name in names():
-    _marks = {"pytestmark": pytest.mark.slow} if _name in LONG else {}
-    globals()[title(_name)] = type(title(_name), (ExperimentContract,), {"id": _name, **_marks})
-
-
-def test_a_study_left_to_the_slow_tests_has_a_quick_figure():
-    assert set(LONG) <= set(names())
-    quick = {type(get(name).study) for name in names() if name not in LONG}
-    assert {type(get(name).study) for name in LONG} <= quick
+    _known = {"id": _name}
+    if _name in LONG:
+        globals()[title(_name)] = type(title(_name), (DeclarationContract,), _known)
+        _known["pytestmark"] = pytest.mark.slow
+    _title = title(_name) if _name not in LONG else title(_name).replace("_of_", "Whole_of_")
+    globals()[_title] = type(_title, (ExperimentContract,), _known)
 
 
 def test_there_are_experiments():
     assert {"checks/stability-edge", "checks/kronecker-identity"} <= set(names())
+    assert set(LONG) <= set(names())

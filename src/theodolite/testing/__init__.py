@@ -6,6 +6,7 @@ from theodolite.testing.dense import dense_hessian as dense_hessian
 from theodolite.testing.dense import finite_difference_product as finite_difference_product
 from theodolite.testing.equality import model_state as model_state
 from theodolite.testing.equality import same as same
+from theodolite.testing.experiment_contract import DeclarationContract as DeclarationContract
 from theodolite.testing.experiment_contract import ExperimentContract as ExperimentContract
 from theodolite.testing.instrument_contract import InstrumentContract as InstrumentContract
 from theodolite.testing.operator_contract import OperatorContract as OperatorContract

@@ -23,37 +23,16 @@ from theodolite.testing.equality import same
 _RUNS: dict[str, tuple[ExperimentRun, Record]] = {}
 
 
-class ExperimentContract:
-    """Runs the experiment once at `tiny` and looks at it from all sides.
-
-    A claim that states why it `fails` at `tiny` must fail there: the test says so when it begins to hold.
-    """
+class DeclarationContract:
+    """What an experiment says of itself, and one of its jobs: all that is quick where the whole is not."""
 
     id: ClassVar[str]
     #: What jobs computed, shared by all experiments that inherit from here; a folder shares it with other processes too.
     computations: ClassVar[Computations] = Computations()
 
-    def __init_subclass__(cls, **given: Any) -> None:
-        super().__init_subclass__(**given)
-        if old := [name for name in ("known_failures", "unsettled") if name in vars(cls)]:
-            raise TypeError(f"{cls.__name__}: {old[0]} now stands on the claim, as fails={{'tiny': reason}} or undecided=...")
-
     @property
     def experiment(self) -> Figure:
         return get(self.id)
-
-    @property
-    def tiny_run(self) -> ExperimentRun:
-        return self._run_once()[0]
-
-    def _run_once(self) -> tuple[ExperimentRun, Record]:
-        if self.id not in _RUNS:
-            with tempfile.TemporaryDirectory() as out:  # kept and read back, so that rows prove they can be
-                run(self.id, "tiny", out=out, computations=self.computations)
-                folder = run_folder(Path(out), self.experiment.id, "tiny")
-                shortest = min(read_records(folder).values(), key=lambda record: record.seconds)
-                _RUNS[self.id] = load_run(folder, [self.experiment]), shortest
-        return _RUNS[self.id]
 
     def test_states_what_an_experiment_must(self) -> None:
         check_declaration(type(self.experiment))
@@ -70,6 +49,37 @@ class ExperimentContract:
             assert jobs
             assert jobs == again
             assert len(set(texts)) == len(texts)
+
+    def test_its_first_job_gives_rows(self) -> None:
+        job = self.experiment.chosen_jobs("tiny")[0]
+        done = run_stored(self.experiment.study.work(), [job], name=self.id, computations=self.computations)
+        assert [record.traceback for record in done.failures] == []
+        assert done.rows
+
+
+class ExperimentContract(DeclarationContract):
+    """Runs the experiment once at `tiny` and looks at it from all sides.
+
+    A claim that states why it `fails` at `tiny` must fail there: the test says so when it begins to hold.
+    """
+
+    def __init_subclass__(cls, **given: Any) -> None:
+        super().__init_subclass__(**given)
+        if old := [name for name in ("known_failures", "unsettled") if name in vars(cls)]:
+            raise TypeError(f"{cls.__name__}: {old[0]} now stands on the claim, as fails={{'tiny': reason}} or undecided=...")
+
+    @property
+    def tiny_run(self) -> ExperimentRun:
+        return self._run_once()[0]
+
+    def _run_once(self) -> tuple[ExperimentRun, Record]:
+        if self.id not in _RUNS:
+            with tempfile.TemporaryDirectory() as out:  # kept and read back, so that rows prove they can be
+                run(self.id, "tiny", out=out, computations=self.computations)
+                folder = run_folder(Path(out), self.experiment.id, "tiny")
+                shortest = min(read_records(folder).values(), key=lambda record: record.seconds)
+                _RUNS[self.id] = load_run(folder, [self.experiment]), shortest
+        return _RUNS[self.id]
 
     def test_every_job_finishes_at_tiny(self) -> None:
         assert [record.traceback for record in self.tiny_run.failures] == []
