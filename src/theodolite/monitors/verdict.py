@@ -157,8 +157,8 @@ def _smaller_findings(sample: ProgressSample, trouble: Trouble | None) -> list[F
     layers, cause = sample.layers, "" if trouble is None else trouble.cause
     few = dying_units(sample)
     if few is not None and cause not in ("dead layer", "dead units"):
-        sentence = f"Only {few.alive} of {few.units} units of layer {few.layer} still get gradients."
-        found.append(_finding(Severity.NOTE, sentence, "few units alive", "units alive", float(few.alive or 0)))
+        sentence = f"Only {few.lately} of {few.units} units of layer {few.layer} still get gradients."
+        found.append(_finding(Severity.NOTE, sentence, "few units alive", "units alive", float(few.lately or 0)))
     unused = [name for name in layers.unused if name not in layers.dead]
     if unused and cause != "dead layer":
         sentence = (

@@ -183,7 +183,7 @@ def _dying(here: Situation) -> Alert | None:
     if least is None or len(last) < IN_A_ROW or None in last or here.now.loss.state == "learning":
         return None
     lr = lower_rate(here.now, here.edge)
-    why = f"only {least.alive} of {least.units} units of layer {least.layer} still get gradients"
+    why = f"only {least.lately} of {least.units} units of layer {least.layer} still get gradients"
     advice = f"Start again from before that{'' if lr is None else f' with lr={lr:g}'}, or with a leaky activation."
     return _alert(here, "dying units", Trouble(cause="dead units", why=why, advice=advice, lr=lr), Severity.WARNING)
 

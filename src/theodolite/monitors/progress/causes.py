@@ -177,11 +177,10 @@ def dead_layer(sample: ProgressSample, edge: Edge, spikes: Sequence[Spike]) -> T
 
 
 def dying_units(sample: ProgressSample) -> LayerState | None:
-    """A hidden layer of which few units are left."""
-    least = sample.layers.least_alive
-    if least is None or least.units is None or least.alive is None or least.units < UNITS:
-        return None
-    return least if least.alive < DYING * least.units else None
+    """A hidden layer of which few units are left, over several looks: a small batch does not need all of them."""
+    shares = {layer.layer: layer.lately / layer.units for layer in sample.layers.hidden if layer.units and layer.lately is not None}
+    few = [layer for layer in sample.layers.hidden if (layer.units or 0) >= UNITS and shares.get(layer.layer, 1.0) < DYING]
+    return min(few, key=lambda layer: shares[layer.layer], default=None)
 
 
 def vanishing(sample: ProgressSample) -> Trouble | None:
