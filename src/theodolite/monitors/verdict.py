@@ -9,8 +9,8 @@ from typing import Any
 
 from theodolite.monitors.measuring.curvature import CurvatureSample
 from theodolite.monitors.progress.alerts import Alert
-from theodolite.monitors.progress.causes import LONG, Trouble, dying_units, edge_of, high_start, slow, trouble_of
-from theodolite.monitors.progress.loss_course import LossSummary
+from theodolite.monitors.progress.causes import LONG, Trouble, dying_units, edge_of, gained, high_start, slow, trouble_of
+from theodolite.monitors.progress.loss_course import BELOW, LossSummary
 from theodolite.monitors.progress.tracker import ProgressSample
 from theodolite.monitors.spikes.diagnosis import Spike
 from theodolite.results import Finding, Row, Severity
@@ -92,9 +92,11 @@ def verdict_of(
 def _standing(sample: ProgressSample, trouble: Trouble | None) -> str:
     """The state as the verdict calls it: a plateau at the beginning, without another sign, is none of not learning."""
     state = sample.loss.state
-    if state == "not learning" and trouble is None:
-        return "starting"
-    return "not learning" if state == "starting" and trouble is not None and sample.ended else state
+    if trouble is None:
+        return "starting" if state == "not learning" else state
+    ended = sample.ended and state in ("starting", "flat")
+    dead = trouble.cause == "dead layer" and state in ("starting", "learning") and gained(sample.loss) < BELOW
+    return "not learning" if ended or dead else state
 
 
 def _head(loss: LossSummary, state: str, validation: Sequence[Row]) -> str:

@@ -225,7 +225,7 @@ def _exceeded(here: Situation) -> Alert | None:
 def _stuck(here: Situation) -> Alert | None:
     """A loss at the level of a guess, or far above its best, for several looks."""
     now, states = here.now, [sample.loss.state for sample in here.samples[-IN_A_ROW:]]
-    if now.ended and now.loss.state not in ("flat", "learning"):
+    if now.ended and now.loss.state != "learning":
         trouble = trouble_of(now, here.edge, here.spikes)
         return None if trouble is None else _alert(here, "not learning", trouble, Severity.CRITICAL)
     if len(states) < IN_A_ROW or now.loss.falls:

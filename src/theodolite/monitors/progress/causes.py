@@ -26,8 +26,8 @@ DYING, UNITS = 0.15, 16
 SMALL_STEP, LARGE_STEP = 1e-4, 0.3
 #: Steps near the highest rate after which a loss that is where a guess would be counts without any other sign.
 LONG = 400
-#: Share of what a guess leaves that must be gained before weights that grew are no sign.
-GAINED = 0.15
+#: Share of what a guess leaves that must be gained before weights that grew are no sign, and what is too little to have learned.
+GAINED, NOTHING = 0.15, 0.04
 #: A run that began this many times above a guess has weights that are too large.
 FAR_ABOVE = 10.0
 
@@ -69,19 +69,26 @@ def trouble_of(sample: ProgressSample, edge: Edge, spikes: Sequence[Spike] = ())
     if state == "not finite":
         return _not_finite(sample, edge, spikes)
     stuck = state in ("not learning", "lost", "diverged")
+    barely = state == "flat" and gained(sample.loss) < GAINED
     if sample.ended and state != "learning":
-        return _rate_is_gone(sample) if stuck or state == "starting" else None
+        return _rate_is_gone(sample) if stuck or barely or state == "starting" else None
     if sample.layers.missing:
         return missing_parameters(sample)
     if stuck and _shrunk(sample):
         return _weight_decay(sample)
     if sample.layers.dead and not _finished(sample.loss):
         return dead_layer(sample, edge, spikes)
-    barely = state == "flat" and sample.loss.reference - sample.loss.level < GAINED * abs(sample.loss.reference)
     grew = sample.layers.weight_change is not None and sample.layers.weight_change > GREW
     if barely and grew:
         return _rate_too_high(sample, edge, f"the weights are {sample.layers.weight_change:.3g} times as large as at the start")
-    return _of_stuck(sample, edge, spikes) if stuck else None
+    found = _of_stuck(sample, edge, spikes) if stuck else None
+    noisy = (sample.loss.possible_gain or 0.0) > NOTHING  # batch by batch it may well be better than a guess
+    return None if found is not None and found.cause == "labels do not fit" and noisy else found
+
+
+def gained(loss: LossSummary) -> float:
+    """The share of a guess's loss that is gone."""
+    return (loss.reference - loss.level) / abs(loss.reference) if loss.reference else 1.0
 
 
 def _finished(loss: LossSummary) -> bool:
