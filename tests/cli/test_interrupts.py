@@ -93,6 +93,18 @@ def test_an_end_of_its_own_is_kept(capsys):
     assert capsys.readouterr().err == ""
 
 
+def test_what_was_finished_is_shown_after_one_line(tmp_path, monkeypatch, capsys):
+    """The signal comes while an instrument works."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("theodolite.instruments.rates.rate.Rate.run", lambda *args, **more: press())
+    with pytest.raises(SystemExit) as ended:
+        main([*SURVEY])
+    said = capsys.readouterr()
+    assert ended.value.code == 130
+    assert [line for line in said.err.splitlines() if "Interrupted" in line] == ["Interrupted; what was finished follows."]
+    assert "The page is" in said.out
+
+
 def test_findings_are_there_though_the_page_is_not(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(Survey, "to_html", lambda *args: press())

@@ -60,8 +60,8 @@ def ctrl_c_exits(*, own_process: bool = False) -> Iterator[Callable[[], bool]]:
         with HandledBy(interrupt):
             yield came.is_set
     except BaseException as error:
-        well = isinstance(error, SystemExit) and not error.code
-        if isinstance(error, KeyboardInterrupt) or (came.is_set() and not well and not isinstance(error, Interrupted)):
+        said = isinstance(error, SystemExit) and error.code in (None, 0, 130)  # a command that ends with 130 has said why
+        if isinstance(error, KeyboardInterrupt) or (came.is_set() and not said):
             raise Interrupted("Interrupted.") from None
         raise
     finally:

@@ -54,8 +54,11 @@ class RunComparison(Result):
         return [dict(row) for row in self.runs]
 
     def sentence(self) -> str:
-        parts = [self._at_steps(), self._in_time(), self._parting(), *map(_about, self.runs)]
-        return " ".join(part for part in parts if part)
+        return " ".join([*self.verdict(), *map(_about, self.runs)])
+
+    def verdict(self) -> list[str]:
+        """Sentences: which run is ahead at equal steps, at equal time, and where they part."""
+        return [part for part in (self._at_steps(), self._in_time(), self._parting()) if part]
 
     def _at_steps(self) -> str:
         if self.at_step is None:

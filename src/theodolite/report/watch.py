@@ -26,7 +26,19 @@ from typing import Any, TypeAlias
 from urllib.parse import parse_qs, urlsplit
 
 from theodolite.files import write_whole
-from theodolite.monitors.log import NAME, Chunk, MonitorLog, Record, encode, existing, fold, log_path, read_chunk, restored
+from theodolite.monitors.log import (
+    NAME,
+    Chunk,
+    MonitorLog,
+    Record,
+    encode,
+    existing,
+    fold,
+    log_path,
+    read_chunk,
+    read_log,
+    restored,
+)
 from theodolite.report.rendering import environment
 
 Columns: TypeAlias = Mapping[str, Sequence[Any]]
@@ -40,6 +52,7 @@ COLUMNS = {
 }
 BUCKETS = 1500  # parts of a long run of which a written page keeps the extremes: about the pixels of a wide screen
 CHUNK = 4_000_000  # bytes of the log per answer: a page that comes late to a long run fills step by step
+COMPARED = 50_000_000  # bytes of a log up to which the page says which run is ahead: the whole of it is held in memory for that
 CALLERS = 32  # that are answered at once; a browser takes up to six
 _DIGITS = 6  # of a number on the page
 _LARGEST = 1e300  # of a number on the page
@@ -66,8 +79,9 @@ def watch_html(
 
     `age` is how many seconds ago the last line was written. `other` is a second run, drawn beside the first.
     """
-    runs = [(path, log, age)] if other is None else [(path, log, age), (other, other_log, None)]
-    return _page([_run(p, None if found is None else _whole_log(found), a) for p, found, a in runs], made=made)
+    given = [(path, log, age)] if other is None else [(path, log, age), (other, other_log, None)]
+    runs = [_run(p, None if found is None else _whole_log(found), a) for p, found, a in given]
+    return _page(runs, verdict=_verdict(log, other_log, names_of(path, other)) if log and other_log else (), made=made)
 
 
 def write_watch(path: str | PathLike[str], out: str | PathLike[str], *, other: str | PathLike[str] | None = None) -> Path:
@@ -77,7 +91,7 @@ def write_watch(path: str | PathLike[str], out: str | PathLike[str], *, other: s
         data = whole_data(existing(given), BUCKETS)
         runs.append(_run(given, data, max(0.0, time.time() - log_path(given).stat().st_mtime)))
     out = Path(out)
-    write_whole(out, _page(runs).encode(errors="replace"))
+    write_whole(out, _page(runs, verdict=comparison(path, other)).encode(errors="replace"))
     return out
 
 
@@ -87,16 +101,47 @@ def _whole_log(log: MonitorLog) -> dict[str, Any]:
 
 def _run(path: str | PathLike[str], data: dict[str, Any] | None, age: float | None) -> dict[str, Any]:
     """What the page is told of one run; `data` is None where it asks for it."""
-    file = log_path(path)
-    return {"path": str(file), "name": file.parent.name if file.name == NAME else file.stem, "age": age, "data": data}
+    return {"path": str(log_path(path)), "age": age, "data": data}
 
 
-def _page(runs: list[dict[str, Any]], *, made: str = "") -> str:
+def names_of(*paths: str | PathLike[str] | None) -> tuple[str, ...]:
+    """What the page calls the runs: their folders, or their files; two of one name are told apart by their place.
+
+    >>> names_of("logs/small/monitor.jsonl", "large.jsonl"), names_of("a/run.jsonl", "b/run.jsonl"), names_of("run", None)
+    (('small', 'large'), ('run (first)', 'run (second)'), ('run',))
+    """
+    files = [log_path(path) for path in paths if path is not None]
+    names = [file.parent.name if file.name == NAME else file.stem for file in files]
+    return tuple(names) if len(set(names)) == len(names) else (f"{names[0]} (first)", f"{names[1]} (second)")
+
+
+def comparison(path: str | PathLike[str], other: str | PathLike[str] | None) -> Sequence[str]:
+    """Sentences on which of two runs is ahead; none for one run, for a log that is still to come or is very long."""
+    if other is None:
+        return ()
+    files = [log_path(path), log_path(other)]
+    if not all(file.is_file() and file.stat().st_size <= COMPARED for file in files):
+        return ()
+    first, second = map(read_log, files)
+    return _verdict(first, second, names_of(*files))
+
+
+def _verdict(first: MonitorLog, second: MonitorLog, names: tuple[str, ...]) -> Sequence[str]:
+    from theodolite.monitors.compare import compare_runs  # here: it is needed for two runs only
+
+    if not first.steps or not second.steps:
+        return ()
+    return compare_runs(first, second, names=(names[0], names[1])).verdict()
+
+
+def _page(runs: list[dict[str, Any]], *, verdict: Sequence[str] = (), made: str = "") -> str:
     from theodolite import __version__
 
+    names = names_of(*(run["path"] for run in runs))
     setup = {
         "live": runs[0]["data"] is None,
-        "runs": runs,
+        "runs": [{"name": name, **run} for name, run in zip(names, runs, strict=True)],
+        "verdict": list(verdict),
         "made": made or datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "version": __version__,
     }
@@ -197,7 +242,7 @@ def _shown(value: Any) -> Any:
 class WatchServer(ThreadingHTTPServer):
     """Serves the page of the log at `path`, and of an `other` beside it, on the loopback address; `port` 0 takes a free one.
 
-    It answers GET of three paths, to whoever calls it by a loopback name: a web page elsewhere that points its own name at
+    It answers GET of a few paths, to whoever calls it by a loopback name: a web page elsewhere that points its own name at
     this machine is refused.
     """
 
@@ -269,6 +314,9 @@ class _Handler(BaseHTTPRequestHandler):
             second = parse_qs(address.query).get("run", ["0"])[0] == "1"
             path = self.server.other if second and self.server.other is not None else self.server.path
             self._answer(HTTPStatus.OK, news(path, address.query), "application/json")
+        elif address.path == "/comparison":
+            said = comparison(self.server.path, self.server.other)
+            self._answer(HTTPStatus.OK, json.dumps(list(said)).encode(), "application/json")
         elif address.path == "/favicon.ico":
             self._answer(HTTPStatus.NO_CONTENT, b"", "image/x-icon")
         else:

@@ -178,6 +178,26 @@ def test_the_three_paths(served):
         assert ask(served, path)[0] == 404, path
 
 
+def test_a_server_of_two_runs_says_which_is_ahead(tmp_path, monkeypatch):
+    paths = [tmp_path / name / "monitor.jsonl" for name in ("slow", "fast")]
+    write_lines(paths[0], ({"kind": "step", "step": t, "loss": 2.0 * 0.99**t} for t in range(100)))
+    assert watch.comparison(*paths) == ()  # the other one is still to come
+    write_lines(paths[1], ({"kind": "step", "step": t, "loss": 2.0 * 0.95**t} for t in range(100)))
+    with WatchServer(paths[0], other=paths[1]) as server:
+        thread = threading.Thread(target=server.serve)
+        thread.start()
+        try:
+            status, _, body = ask(server, "/comparison")
+            assert status == 200
+            assert json.loads(body)[0].startswith("fast is ahead at step 99: ")
+        finally:
+            server.stop()
+            thread.join()
+    monkeypatch.setattr(watch, "COMPARED", 10)
+    assert watch.comparison(*paths) == ()
+    assert watch.comparison(paths[0], None) == ()
+
+
 def test_only_get_is_answered(served):
     for method in ("POST", "PUT", "DELETE", "OPTIONS", "HEAD"):
         assert ask(served, method=method)[0] == 501

@@ -84,7 +84,7 @@ class Log { // what is known of one run, and how far its file was read
   get steps() { return this.tables.steps.step; }
   get header() { return this.runs[this.runs.length - 1] || {}; }
 }
-let cursor = null, stale = true, said = "";
+let cursor = null, stale = true, said = "", verdict = setup.verdict;
 const logs = setup.runs.map((run, i) => new Log(run, i + 1));
 
 // Words and elements
@@ -361,6 +361,12 @@ function readOff(chart) {
 
 // The answer, findings, counters, state
 
+function versusAnswer() { // which of two runs is ahead
+  if (!verdict.length) return null;
+  const box = html("div", undefined, "answer note whole"); box.id = "verdict";
+  box.append(...verdict.map((sentence) => html("p", sentence)));
+  return box;
+}
 function answer(log) { // what the monitor said at the end, or how the run stands while it goes on
   const verdict = log.end?.verdict, state = (verdict && log.end.state) || log.standing?.state, known = Object.hasOwn(STATES, state);
   if (typeof verdict !== "string" && !known) return null;
@@ -403,11 +409,11 @@ function findings() {
   const rank = (found) => RANKS[found.severity] ?? RANKS.note, step = (found) => found.start ?? found.step;
   const all = logs.flatMap((log) => [...log.alerts.values(), ...log.spikes.values()].map((found) => [found, log]));
   all.sort(([a], [b]) => rank(a) - rank(b) || (b.alert !== undefined) - (a.alert !== undefined) || step(b) - step(a));
-  const text = JSON.stringify([all.map(([found, log]) => [found, log.number]), logs.map((log) => [!!log.end, log.steps.length > 0, log.standing])]);
+  const text = JSON.stringify([verdict, all.map(([found, log]) => [found, log.number]), logs.map((log) => [!!log.end, log.steps.length > 0, log.standing])]);
   if (text === said) return;
   const news = said !== "" && all.length ? all.reduce((a, b) => step(b[0]) > step(a[0]) ? b : a)[0] : null;
   said = text;
-  byId("answers").replaceChildren(...logs.map(answer).filter(Boolean));
+  byId("answers").replaceChildren(...[versusAnswer(), ...logs.map(answer)].filter(Boolean));
   byId("tally").replaceChildren(...Object.keys(RANKS).flatMap((level) => {
     const count = all.filter(([found]) => rank(found) === RANKS[level]).length;
     return count ? [html("span", `${count} ${level === "critical" || level === "good" ? level : count === 1 ? level : level + "s"}`, `badge ${level}`)] : [];
@@ -506,12 +512,18 @@ async function poll(log) {
   state();
   setTimeout(() => poll(log), pause);
 }
+async function compare() { // long logs take their server a while: it is asked the less often for that
+  const asked = Date.now();
+  try { const answer = await fetch("comparison", {cache: "no-store"}); if (answer.ok) verdict = await answer.json(); } catch { /* `poll` says that the server is gone */ }
+  findings();
+  setTimeout(compare, Math.max(3000, 10 * (Date.now() - asked)));
+}
 
 byId("foot").textContent = `${logs.map((log) => log.path).join(" and ")} · theodolite ${setup.version}${setup.live ? "" : `, ${setup.made}`}`;
 byId("range").addEventListener("change", redraw);
 document.addEventListener("visibilitychange", () => { if (!document.hidden) redraw(); });
 new ResizeObserver(() => requestAnimationFrame(() => { for (const chart of charts) { draw(chart); readOff(chart); } })).observe(byId("charts"));
-if (setup.live) logs.forEach(poll);
+if (setup.live) { logs.forEach(poll); if (PAIR) compare(); }
 else logs.forEach((log, i) => { const data = setup.runs[i].data; log.take(data); log.counts = data.counts; });
 redraw(); state();
 })();
