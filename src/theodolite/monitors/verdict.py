@@ -9,7 +9,17 @@ from typing import Any
 
 from theodolite.monitors.measuring.curvature import CurvatureSample
 from theodolite.monitors.progress.alerts import Alert
-from theodolite.monitors.progress.causes import LONG, Trouble, dying_units, edge_of, gained, high_start, slow, trouble_of
+from theodolite.monitors.progress.causes import (
+    LONG,
+    Trouble,
+    dying_units,
+    edge_of,
+    few_units,
+    gained,
+    high_start,
+    slow,
+    trouble_of,
+)
 from theodolite.monitors.progress.loss_course import BELOW, LossSummary
 from theodolite.monitors.progress.tracker import ProgressSample
 from theodolite.monitors.spikes.diagnosis import Spike
@@ -20,6 +30,8 @@ from theodolite.text import listed, plural
 VALIDATIONS, OVERFIT = 4, 0.25
 #: A share of what a guess loses that is little to have gained.
 LITTLE = 0.3
+#: A share from which little is left to gain, and one of the highest learning rate below which it has been lowered.
+MOST, DECAYED = 0.98, 0.2
 #: Of the steps so far, the share after the best validation that makes the rise lasting.
 LATE = 0.3
 
@@ -123,11 +135,15 @@ def _quiet(sample: ProgressSample, state: str, spikes: Sequence[Spike]) -> str:
     loss, frozen = sample.loss, sample.layers.frozen
     if frozen > 0.5 and loss.reference - loss.level < LITTLE * abs(loss.reference):
         return f"Little is gained, and {100 * frozen:.0f} % of the weights are frozen: unfreeze them if that is not meant."
-    harmed = [spike for spike in spikes if spike.harmed]
+    few, harmed, over = dying_units(sample), [s for s in spikes if s.harmed], sum(s.recovered for s in spikes)
+    if few is not None and state == "learning":
+        return f"But {few_units(few)}: a lower rate from the start, or a leaky activation, keeps more of them."
     if harmed:
-        return f"It went on after {plural(len(harmed), 'spike')} whose loss did not come back."
-    over = sum(spike.recovered for spike in spikes)
-    return f"It came back from {plural(over, 'spike')}; nothing to change." if over else "Nothing to change."
+        return f"It went on after {plural(len(harmed), 'spike')} that did harm."
+    advice = "nothing to change"
+    if state == "flat" and gained(loss) < MOST and not sample.rate < DECAYED * sample.highest_rate:
+        advice = f"a lower learning rate than {sample.rate:.3g} shows whether more can be gained"
+    return _sentence(f"it came back from {plural(over, 'spike')}; {advice}" if over else advice)
 
 
 def _progress_finding(sample: ProgressSample, state: str, trouble: Trouble | None) -> Finding:
@@ -159,8 +175,7 @@ def _smaller_findings(sample: ProgressSample, trouble: Trouble | None) -> list[F
     layers, cause = sample.layers, "" if trouble is None else trouble.cause
     few = dying_units(sample)
     if few is not None and cause not in ("dead layer", "dead units"):
-        sentence = f"Only {few.lately} of {few.units} units of layer {few.layer} still get gradients."
-        found.append(_finding(Severity.NOTE, sentence, "few units alive", "units alive", float(few.lately or 0)))
+        found.append(_finding(Severity.NOTE, _sentence(few_units(few)), "few units alive", "units alive", float(few.lately or 0)))
     unused = [name for name in layers.unused if name not in layers.dead]
     if unused and cause != "dead layer":
         sentence = (

@@ -81,6 +81,8 @@ def trouble_of(sample: ProgressSample, edge: Edge, spikes: Sequence[Spike] = ())
     grew = sample.layers.weight_change is not None and sample.layers.weight_change > GREW
     if barely and grew:
         return _rate_too_high(sample, edge, f"the weights are {sample.layers.weight_change:.3g} times as large as at the start")
+    if state == "flat" and not _finished(sample.loss) and dying_units(sample) is not None:
+        return dead_units(sample, edge)
     found = _of_stuck(sample, edge, spikes) if stuck else None
     noisy = (sample.loss.possible_gain or 0.0) > NOTHING  # batch by batch it may well be better than a guess
     return None if found is not None and found.cause == "labels do not fit" and noisy else found
@@ -185,9 +187,24 @@ def dead_layer(sample: ProgressSample, edge: Edge, spikes: Sequence[Spike]) -> T
 
 def dying_units(sample: ProgressSample) -> LayerState | None:
     """A hidden layer of which few units are left, over several looks: a small batch does not need all of them."""
-    shares = {layer.layer: layer.lately / layer.units for layer in sample.layers.hidden if layer.units and layer.lately is not None}
+    shares = {
+        layer.layer: layer.lately / layer.units for layer in sample.layers.hidden if layer.units and layer.lately is not None
+    }
     few = [layer for layer in sample.layers.hidden if (layer.units or 0) >= UNITS and shares.get(layer.layer, 1.0) < DYING]
     return min(few, key=lambda layer: shares[layer.layer], default=None)
+
+
+def dead_units(sample: ProgressSample, edge: Edge) -> Trouble:
+    """Few units are left of a layer, and the loss has stopped to fall."""
+    least, lr = dying_units(sample), lower_rate(sample, edge)
+    assert least is not None
+    advice = f"Start again from before that{'' if lr is None else f' with lr={lr:g}'}, or with a leaky activation."
+    return Trouble(cause="dead units", why=few_units(least), advice=advice, lr=lr)
+
+
+def few_units(layer: LayerState) -> str:
+    """How many units of a layer are left, as a clause."""
+    return f"only {layer.lately} of {layer.units} units of layer {layer.layer} still get gradients"
 
 
 def vanishing(sample: ProgressSample) -> Trouble | None:

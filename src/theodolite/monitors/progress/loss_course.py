@@ -227,7 +227,9 @@ def judge(
         if level - best > max(SIGMAS * error, LOST * (reference - best)) and not falls:
             return "lost"
         return "learning" if falls else "flat"
-    ahead = 10.0 if level < began - SIGMAS * error else 1.0  # a loss that only comes down from where it was thrown has to be quick
+    ahead = (
+        10.0 if level < began - SIGMAS * error else 1.0
+    )  # a loss that only comes down from where it was thrown has to be quick
     gaining = falls and level + ahead * window * slope < (1.0 - BELOW) * reference
     if gaining or not patient:
         return "learning" if falls else "starting"

@@ -83,6 +83,7 @@ class TrivialPredictor:
             if self.loss is None or _is_plain_cross_entropy(self.loss):
                 assert self._counts is not None
                 self.value = label_entropy(self._counts)
+                self._compare(self._entropy_of(target), loss)
             else:
                 self._score(self._frequencies(output, target), target, score, loss)
 
@@ -145,8 +146,18 @@ class TrivialPredictor:
         if least is not None:
             self._scored = min(self._scored + 1, MEMORY)
             self.value = least if self.value is None else self.value + (least - self.value) / self._scored
-            if loss is not None and math.isfinite(loss) and least > 0.0:
-                self._gains.append((least - loss) / least)
+            self._compare(least, loss)
+
+    def _entropy_of(self, target: Tensor) -> float:
+        """The cross entropy of the labels of one batch under the frequencies so far."""
+        assert self._counts is not None
+        labels = target.reshape(-1)
+        labels = labels[labels != ignored_label(self.loss)].cpu()
+        return -float((self._counts / self._counts.sum()).log()[labels].mean())
+
+    def _compare(self, guess: float, loss: float | None) -> None:
+        if loss is not None and math.isfinite(loss) and guess > 0.0:
+            self._gains.append((guess - loss) / guess)
 
 
 def _tensor(output: Any) -> Tensor | None:
