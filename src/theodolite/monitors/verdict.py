@@ -10,6 +10,7 @@ from typing import Any
 from theodolite.monitors.measuring.curvature import CurvatureSample
 from theodolite.monitors.progress.alerts import Alert
 from theodolite.monitors.progress.causes import (
+    GAINED,
     LONG,
     Trouble,
     dying_units,
@@ -50,6 +51,11 @@ class Verdict:
     def learns(self) -> bool:
         return self.state in ("learning", "flat")
 
+    @property
+    def good(self) -> bool:
+        """It learns, and nothing is wrong."""
+        return self.learns and not self.cause
+
     def beside(self, finding: Finding) -> Finding:
         """A finding as it stands beside the verdict: what another fault brought about, or only came with it, is a note."""
         roots = {"dead layer": ("rate too high",)}.get(self.cause, ())
@@ -73,7 +79,7 @@ def verdict_of(
     if trouble is not None and not trouble.hard and sample.working < LONG:
         trouble = None
     state = _standing(sample, trouble)
-    overfit = _overfitting(validation, loss)
+    overfit = _overfitting(validation, loss) if state in ("learning", "flat") else None
     found = [
         _progress_finding(sample, state, trouble),
         *([] if overfit is None else [overfit]),
@@ -120,7 +126,7 @@ def _head(loss: LossSummary, state: str, validation: Sequence[Row]) -> str:
     last = f"; the validation loss is {_shown(validation[-1]['loss'])}" if validation else ""
     return {
         "learning": f"Learning: {course}{still}{last}.",
-        "flat": f"Learned, and flat by now: {course}{last}.",
+        "flat": f"{'Learned' if gained(loss) > GAINED else 'Little learned'}, and flat by now: {course}{last}.",
         "starting": f"Too early to say: {course}.",
         "lost": f"Progress was lost: from {_shown(loss.best)} at step {loss.best_step} to {_shown(loss.level)} now{guess}.",
         "not learning": f"Not learning: after {plural(loss.steps, 'step')} the loss is {_shown(loss.level)}{at}.",

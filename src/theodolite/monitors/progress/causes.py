@@ -9,7 +9,7 @@ from statistics import median
 
 from theodolite.monitors.measuring.curvature import CurvatureSample
 from theodolite.monitors.progress.layers import LayerState
-from theodolite.monitors.progress.loss_course import LossSummary
+from theodolite.monitors.progress.loss_course import BELOW, LossSummary
 from theodolite.monitors.progress.tracker import ProgressSample
 from theodolite.monitors.spikes.diagnosis import Cause, Spike
 from theodolite.text import listed, plural
@@ -26,8 +26,8 @@ DYING, UNITS = 0.15, 16
 SMALL_STEP, LARGE_STEP = 1e-4, 0.3
 #: Steps near the highest rate after which a loss that is where a guess would be counts without any other sign.
 LONG = 400
-#: Share of what a guess leaves that must be gained before weights that grew are no sign, and what is too little to have learned.
-GAINED, NOTHING = 0.15, 0.04
+#: Share of what a guess leaves that must be gained before weights that grew are no sign.
+GAINED = 0.15
 #: A run that began this many times above a guess has weights that are too large.
 FAR_ABOVE = 10.0
 
@@ -84,7 +84,7 @@ def trouble_of(sample: ProgressSample, edge: Edge, spikes: Sequence[Spike] = ())
     if state == "flat" and not _finished(sample.loss) and dying_units(sample) is not None:
         return dead_units(sample, edge)
     found = _of_stuck(sample, edge, spikes) if stuck else None
-    noisy = (sample.loss.possible_gain or 0.0) > NOTHING  # batch by batch it may well be better than a guess
+    noisy = (sample.loss.possible_gain or 0.0) > BELOW  # batch by batch it may well be better than a guess
     return None if found is not None and found.cause == "labels do not fit" and noisy else found
 
 
@@ -272,11 +272,15 @@ def rate_too_low(sample: ProgressSample, edge: Edge) -> Trouble:
 
 
 def lower_rate(sample: ProgressSample, edge: Edge) -> float | None:
-    """Half the critical rate of hard moments, and at most a quarter of the rate so far; a tenth where nothing was measured."""
-    highest = sample.highest_rate
+    """Half the critical rate of hard moments, and at most a quarter of the rate so far; a tenth where nothing was measured.
+
+    The critical rate of weights that were thrown away says nothing of those to start from: the rate is lowered as they grew.
+    """
+    highest, grew = sample.highest_rate, sample.layers.weight_change
     if not highest > 0.0:
         return None
     lr = 0.1 * highest if edge.critical is None else min(0.5 * edge.critical, 0.25 * highest)
+    lr = min(lr, 2.0 / grew * highest) if grew is not None and GREW < grew < math.inf else lr
     return _rounded(max(lr, 0.01 * highest))
 
 
