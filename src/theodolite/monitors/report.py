@@ -19,6 +19,8 @@ from theodolite.text import plural
 
 #: Alignment of the features with those at the first look below which they have moved.
 MOVED = 0.9
+#: Share of a run between two looks from which what has not moved means something.
+LONG_ENOUGH = 0.25
 #: Share of sampled batches above their critical rate from which spikes are to be expected.
 OFTEN = 0.1
 
@@ -117,10 +119,10 @@ def summarise(
     on_batch = [look for look in looks if look.on == "batch" and look.why == "schedule" and look.exceeded is not None]
     exceeded, sampled = sum(bool(look.exceeded) for look in on_batch), len(on_batch)
     verdict = verdict_of(now, looks, spikes, alerts, validation)
-    findings = [*verdict.findings, *(verdict.beside(finding_of(spike)) for spike in spikes)]
+    findings = [*verdict.findings, *(verdict.beside(finding_of(spike, learns=verdict.good)) for spike in spikes)]
     if not spikes and steps:
         findings.append(_calm(steps, verdict))
-    possible = (_rate(looks, exceeded, sampled, verdict), _match(match, sampled, exceeded), _features(looks))
+    possible = (_rate(looks, exceeded, sampled, verdict), _match(match, sampled, exceeded), _features(looks, len(steps)))
     findings += [f for f in possible if f is not None]
     findings += [_note(text) for text in notes]
     return MonitorReport(
@@ -153,7 +155,7 @@ def _finding(sentence: str, label: str, quantity: str, value: float | None, **mo
 def _calm(steps: Sequence[StepStats], verdict: Verdict) -> Finding:
     """No spikes are good in a run that learns, and worth knowing in any other."""
     sentence = f"No spike in {len(steps)} steps; the loss went from {steps[0].loss:.4g} to {steps[-1].loss:.4g}."
-    return _finding(sentence, "no spikes", "spikes", 0.0, severity=Severity.GOOD if verdict.learns else Severity.NOTE)
+    return _finding(sentence, "no spikes", "spikes", 0.0, severity=Severity.GOOD if verdict.good else Severity.NOTE)
 
 
 def _rate(looks: Sequence[CurvatureSample], exceeded: int, sampled: int, verdict: Verdict) -> Finding | None:
@@ -178,7 +180,7 @@ def _rate(looks: Sequence[CurvatureSample], exceeded: int, sampled: int, verdict
     advice = "Lower the rate, or warm up longer, if the spikes do harm." if word == "above critical" and verdict.learns else ""
     error = last.ratio * last.error**2
     return _finding(
-        sentence, word, "learning rate / critical rate", last.ratio, error=error, advice=advice, headline=verdict.learns
+        sentence, word, "learning rate / critical rate", last.ratio, error=error, advice=advice, headline=verdict.good
     )
 
 
@@ -192,10 +194,10 @@ def _match(match: MatchTable, sampled: int, exceeded: int) -> Finding | None:
     return _finding(sentence, label, "match rate P(exceeded | loss rose)", value, error=error)
 
 
-def _features(looks: Sequence[CurvatureSample]) -> Finding | None:
+def _features(looks: Sequence[CurvatureSample], steps: int) -> Finding | None:
     """How far the average gradient outer product has turned since the first look."""
     seen = [(look.step, look.agop_alignment) for look in looks if look.agop_alignment is not None]
-    if len(seen) < 2:
+    if len(seen) < 2 or seen[-1][0] - seen[0][0] < LONG_ENOUGH * steps:
         return None
     (first, _), (last, alignment) = seen[0], seen[-1]
     assert alignment is not None

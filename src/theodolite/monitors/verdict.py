@@ -9,8 +9,19 @@ from typing import Any
 
 from theodolite.monitors.measuring.curvature import CurvatureSample
 from theodolite.monitors.progress.alerts import Alert
-from theodolite.monitors.progress.causes import LONG, Trouble, dying_units, edge_of, high_start, slow, trouble_of
-from theodolite.monitors.progress.loss_course import LossSummary
+from theodolite.monitors.progress.causes import (
+    GAINED,
+    LONG,
+    Trouble,
+    dying_units,
+    edge_of,
+    few_units,
+    gained,
+    high_start,
+    slow,
+    trouble_of,
+)
+from theodolite.monitors.progress.loss_course import BELOW, LossSummary
 from theodolite.monitors.progress.tracker import ProgressSample
 from theodolite.monitors.spikes.diagnosis import Spike
 from theodolite.results import Finding, Row, Severity
@@ -20,6 +31,8 @@ from theodolite.text import listed, plural
 VALIDATIONS, OVERFIT = 4, 0.25
 #: A share of what a guess loses that is little to have gained.
 LITTLE = 0.3
+#: A share from which little is left to gain, and one of the highest learning rate below which it has been lowered.
+MOST, DECAYED = 0.98, 0.2
 #: Of the steps so far, the share after the best validation that makes the rise lasting.
 LATE = 0.3
 
@@ -37,6 +50,11 @@ class Verdict:
     @property
     def learns(self) -> bool:
         return self.state in ("learning", "flat")
+
+    @property
+    def good(self) -> bool:
+        """It learns, and nothing is wrong."""
+        return self.learns and not self.cause
 
     def beside(self, finding: Finding) -> Finding:
         """A finding as it stands beside the verdict: what another fault brought about, or only came with it, is a note."""
@@ -61,7 +79,7 @@ def verdict_of(
     if trouble is not None and not trouble.hard and sample.working < LONG:
         trouble = None
     state = _standing(sample, trouble)
-    overfit = _overfitting(validation, loss)
+    overfit = _overfitting(validation, loss) if state in ("learning", "flat") else None
     found = [
         _progress_finding(sample, state, trouble),
         *([] if overfit is None else [overfit]),
@@ -92,9 +110,11 @@ def verdict_of(
 def _standing(sample: ProgressSample, trouble: Trouble | None) -> str:
     """The state as the verdict calls it: a plateau at the beginning, without another sign, is none of not learning."""
     state = sample.loss.state
-    if state == "not learning" and trouble is None:
-        return "starting"
-    return "not learning" if state == "starting" and trouble is not None and sample.ended else state
+    if trouble is None:
+        return "starting" if state == "not learning" else state
+    ended = sample.ended and state in ("starting", "flat")
+    dead = trouble.cause == "dead layer" and state in ("starting", "learning") and gained(sample.loss) < BELOW
+    return "not learning" if ended or dead else state
 
 
 def _head(loss: LossSummary, state: str, validation: Sequence[Row]) -> str:
@@ -106,7 +126,7 @@ def _head(loss: LossSummary, state: str, validation: Sequence[Row]) -> str:
     last = f"; the validation loss is {_shown(validation[-1]['loss'])}" if validation else ""
     return {
         "learning": f"Learning: {course}{still}{last}.",
-        "flat": f"Learned, and flat by now: {course}{last}.",
+        "flat": f"{'Learned' if gained(loss) > GAINED else 'Little learned'}, and flat by now: {course}{last}.",
         "starting": f"Too early to say: {course}.",
         "lost": f"Progress was lost: from {_shown(loss.best)} at step {loss.best_step} to {_shown(loss.level)} now{guess}.",
         "not learning": f"Not learning: after {plural(loss.steps, 'step')} the loss is {_shown(loss.level)}{at}.",
@@ -121,11 +141,15 @@ def _quiet(sample: ProgressSample, state: str, spikes: Sequence[Spike]) -> str:
     loss, frozen = sample.loss, sample.layers.frozen
     if frozen > 0.5 and loss.reference - loss.level < LITTLE * abs(loss.reference):
         return f"Little is gained, and {100 * frozen:.0f} % of the weights are frozen: unfreeze them if that is not meant."
-    harmed = [spike for spike in spikes if spike.harmed]
+    few, harmed, over = dying_units(sample), [s for s in spikes if s.harmed], sum(s.recovered for s in spikes)
+    if few is not None and state == "learning":
+        return f"But {few_units(few)}: a lower rate from the start, or a leaky activation, keeps more of them."
     if harmed:
-        return f"It went on after {plural(len(harmed), 'spike')} whose loss did not come back."
-    over = sum(spike.recovered for spike in spikes)
-    return f"It came back from {plural(over, 'spike')}; nothing to change." if over else "Nothing to change."
+        return f"It went on after {plural(len(harmed), 'spike')} that did harm."
+    advice = "nothing to change"
+    if state == "flat" and gained(loss) < MOST and not sample.rate < DECAYED * sample.highest_rate:
+        advice = f"a lower learning rate than {sample.rate:.3g} shows whether more can be gained"
+    return _sentence(f"it came back from {plural(over, 'spike')}; {advice}" if over else advice)
 
 
 def _progress_finding(sample: ProgressSample, state: str, trouble: Trouble | None) -> Finding:
@@ -157,8 +181,7 @@ def _smaller_findings(sample: ProgressSample, trouble: Trouble | None) -> list[F
     layers, cause = sample.layers, "" if trouble is None else trouble.cause
     few = dying_units(sample)
     if few is not None and cause not in ("dead layer", "dead units"):
-        sentence = f"Only {few.alive} of {few.units} units of layer {few.layer} still get gradients."
-        found.append(_finding(Severity.NOTE, sentence, "few units alive", "units alive", float(few.alive or 0)))
+        found.append(_finding(Severity.NOTE, _sentence(few_units(few)), "few units alive", "units alive", float(few.lately or 0)))
     unused = [name for name in layers.unused if name not in layers.dead]
     if unused and cause != "dead layer":
         sentence = (

@@ -285,6 +285,17 @@ def test_scales_saturation_and_units_alive():
     assert rows["0"]["update_ratio"] is None
 
 
+def test_units_of_a_linear_layer_over_tokens_are_its_last_axis():
+    from transformers.pytorch_utils import Conv1D
+
+    model = nn.Sequential(Conv1D(4, 2), nn.ReLU(), nn.Linear(4, 1))
+    with torch.no_grad():
+        model[0].bias.copy_(torch.tensor([-50.0, 5.0, -50.0, -50.0]))
+    x = torch.randn(5, 3, 2)
+    rows = {row["layer"]: row for row in gradient_flow(th.Problem(model, nn.MSELoss(), (x, x[..., :1]))).layers}
+    assert rows["0"]["alive"] == 0.25
+
+
 def test_vanishing_and_growing_show_in_one_number_each():
     x, y = classes()
     deep = gradient_flow(th.Problem(mlp(6, *[24] * 8, 3, activation=nn.Sigmoid), nn.CrossEntropyLoss(), (x, y)))

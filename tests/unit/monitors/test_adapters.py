@@ -161,6 +161,64 @@ def without_forward(base: Any) -> Any:
     return Module()
 
 
+def standing_still(base: Any) -> Any:
+    """A module whose learning rate is 0, which logs the number of its steps as validation loss."""
+
+    class Module(base):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.network = network()
+
+        def training_step(self, batch: Any, index: int) -> Tensor:
+            return nn.functional.cross_entropy(self.network(batch[0]), batch[1])
+
+        def validation_step(self, batch: Any, index: int) -> None:
+            self.log("val_loss", float(self.global_step))
+
+        def val_dataloader(self) -> Any:
+            return loader()
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), lr=0.0)
+
+    return Module()
+
+
+@pytest.mark.parametrize("scaled", [False, True], ids=["plain", "scaled"])
+def test_in_lightning_a_step_of_few_batches_has_their_mean_loss(tmp_path: Path, scaled: bool) -> None:
+    """Six batches in steps of four: the last step of the epoch has two. A scaler of mixed precision changes no loss either."""
+    pytest.importorskip("lightning")
+    from lightning.pytorch.plugins import MixedPrecision
+
+    each = [float(nn.functional.cross_entropy(network()(x), y).detach()) for x, y in loader()]
+    plugins = [MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu"))] if scaled else []
+    monitor = th.Monitor(None)
+    lightning_fit(standing_still, monitor, tmp_path, accumulate_grad_batches=4, plugins=plugins, val_check_interval=0.5)
+    assert losses(monitor.report()) == pytest.approx([sum(each[:4]) / 4, sum(each[4:]) / 2], rel=1e-2 if scaled else 1e-5)
+    assert [(row["step"], row["loss"]) for row in monitor.report().validation] == [(0, 0.0), (2, 2.0)]
+
+
+@pytest.mark.parametrize("several", [False, True], ids=["one set", "two sets"])
+def test_evaluations_of_the_hugging_face_trainer(tmp_path: Path, several: bool) -> None:
+    transformers = pytest.importorskip("transformers")
+    from theodolite.monitors.adapters.transformers import MonitorCallback
+
+    settings = transformers.TrainingArguments(
+        output_dir=str(tmp_path), per_device_train_batch_size=BATCH, max_steps=5, report_to=[], save_strategy="no", use_cpu=True,
+        logging_strategy="no", disable_tqdm=True, learning_rate=1e-2, eval_strategy="steps", eval_steps=2,
+    )  # fmt: skip
+    monitor, sets = th.Monitor(None), {"one": Rows(), "other": torch.utils.data.Subset(Rows(), range(8))}
+    trainer = transformers.Trainer(
+        model=Classifier(), args=settings, train_dataset=Rows(), eval_dataset=sets if several else Rows(),
+        callbacks=[MonitorCallback(monitor)],
+    )  # fmt: skip
+    trainer.train()
+    name = "eval_one_loss" if several else "eval_loss"
+    expected = [(row["step"], row[name]) for row in trainer.state.log_history if name in row]
+    assert [(row["step"], row["loss"]) for row in monitor.report().validation] == expected
+    assert len(expected) >= 2
+
+
 @pytest.mark.parametrize("given", [None, nn.CrossEntropyLoss()], ids=["no loss", "another loss"])
 def test_lightning_without_forward(tmp_path: Path, given: Any) -> None:
     monitor = th.Monitor(given, budget=None, probe=data())

@@ -316,5 +316,5 @@ def _alive(values: Tensor, layer: nn.Module) -> float | None:
     """The share of units that are open on some sample."""
     if values.ndim < 2:
         return None
-    axis = 1 if type(layer).__name__.startswith(("Conv", "BatchNorm")) else values.ndim - 1
+    axis = 1 if isinstance(layer, nn.modules.conv._ConvNd) else values.ndim - 1  # Hugging Face's Conv1D is a linear layer
     return float((values.movedim(axis, 0).reshape(values.shape[axis], -1) > 0).any(1).double().mean())

@@ -61,7 +61,8 @@ class MonitorCallback(lightning.Callback):
         self._batches.append((batch, batch_idx))
 
     def on_before_backward(self, trainer: Any, pl_module: Any, loss: Tensor) -> None:
-        self._losses.append(loss.detach())
+        scaler = getattr(trainer.precision_plugin, "scaler", None)  # of mixed precision, which has multiplied it already
+        self._losses.append(loss.detach() / (1.0 if scaler is None else scaler.get_scale()))
 
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Optimizer) -> None:
         batches, losses = self._batches, self._losses
@@ -78,7 +79,8 @@ class MonitorCallback(lightning.Callback):
                 self._watched = self._choose(pl_module, batches[0])
             raw = [{"batch": b, "index": i} if isinstance(self._watched, StepLoss) else b for b, i in batches]
             whole = raw if len(raw) > 1 else raw[0]
-            value = None if self._pick is not None else torch.stack(losses).sum()
+            # each is divided by the batches of a whole step; at the end of an epoch there may be fewer
+            value = None if self._pick is not None else torch.stack(losses).mean() * trainer.accumulate_grad_batches
             clip = _clip_factor(trainer, optimizer)
             self.monitor.observe(trainer.global_step, self._watched, whole, optimizer, value=value, clip=clip, clipped=False)
 

@@ -4,7 +4,7 @@
 >>> from theodolite.monitors.adapters.transformers import MonitorCallback
 >>> callback = MonitorCallback(Monitor(None))       # Trainer(..., callbacks=[callback]); then callback.monitor.report()
 
-Alerts go to the logger of `transformers`; validation losses are those of the trainer's evaluations.
+Alerts go to the logger of `transformers`; validation losses are those of the trainer's evaluations, of several sets the first.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ class MonitorCallback(TrainerCallback):
             raise ValueError("The Trainer computes the loss: use Monitor(None, ...).")
         self.monitor = monitor
         self._recorder: _TrainerRecorder | None = None
+        self._validation = ""  # the name of the loss of the set that was evaluated first
         monitor.show_alerts_by(LOGGER.warning)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -63,8 +64,10 @@ class MonitorCallback(TrainerCallback):
             self.monitor.observe(state.global_step, self._recorder.loss, batches, kwargs["optimizer"], value=value, clip=clip)
 
     def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:
-        if isinstance(metrics, dict) and "eval_loss" in metrics:
-            self.monitor.validated(state.global_step, metrics["eval_loss"])
+        losses = {name: value for name, value in (metrics or {}).items() if name.startswith("eval_") and name.endswith("_loss")}
+        self._validation = self._validation or ("eval_loss" if "eval_loss" in losses else next(iter(losses), ""))
+        if self._validation in losses:
+            self.monitor.validated(state.global_step, losses[self._validation])
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self._recorder is not None:

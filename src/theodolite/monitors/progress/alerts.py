@@ -14,6 +14,7 @@ from theodolite.monitors.progress.causes import (
     Edge,
     Trouble,
     dead_layer,
+    dead_units,
     dying_units,
     lower_rate,
     missing_parameters,
@@ -179,13 +180,9 @@ def _dying(here: Situation) -> Alert | None:
             return None
         return _alert(here, "dying units", dead_layer(here.now, here.edge, here.spikes), Severity.CRITICAL)
     last = [dying_units(sample) for sample in here.samples[-IN_A_ROW:]]
-    least = last[-1]
-    if least is None or len(last) < IN_A_ROW or None in last or here.now.loss.state == "learning":
+    if len(last) < IN_A_ROW or None in last or here.now.loss.state == "learning":
         return None
-    lr = lower_rate(here.now, here.edge)
-    why = f"only {least.alive} of {least.units} units of layer {least.layer} still get gradients"
-    advice = f"Start again from before that{'' if lr is None else f' with lr={lr:g}'}, or with a leaky activation."
-    return _alert(here, "dying units", Trouble(cause="dead units", why=why, advice=advice, lr=lr), Severity.WARNING)
+    return _alert(here, "dying units", dead_units(here.now, here.edge), Severity.WARNING)
 
 
 def _missing(here: Situation) -> Alert | None:
@@ -225,7 +222,7 @@ def _exceeded(here: Situation) -> Alert | None:
 def _stuck(here: Situation) -> Alert | None:
     """A loss at the level of a guess, or far above its best, for several looks."""
     now, states = here.now, [sample.loss.state for sample in here.samples[-IN_A_ROW:]]
-    if now.ended and now.loss.state not in ("flat", "learning"):
+    if now.ended and now.loss.state != "learning":
         trouble = trouble_of(now, here.edge, here.spikes)
         return None if trouble is None else _alert(here, "not learning", trouble, Severity.CRITICAL)
     if len(states) < IN_A_ROW or now.loss.falls:

@@ -9,7 +9,7 @@ from statistics import median
 
 from theodolite.monitors.measuring.curvature import CurvatureSample
 from theodolite.monitors.progress.layers import LayerState
-from theodolite.monitors.progress.loss_course import LossSummary
+from theodolite.monitors.progress.loss_course import BELOW, LossSummary
 from theodolite.monitors.progress.tracker import ProgressSample
 from theodolite.monitors.spikes.diagnosis import Cause, Spike
 from theodolite.text import listed, plural
@@ -69,19 +69,28 @@ def trouble_of(sample: ProgressSample, edge: Edge, spikes: Sequence[Spike] = ())
     if state == "not finite":
         return _not_finite(sample, edge, spikes)
     stuck = state in ("not learning", "lost", "diverged")
+    barely = state == "flat" and gained(sample.loss) < GAINED
     if sample.ended and state != "learning":
-        return _rate_is_gone(sample) if stuck or state == "starting" else None
+        return _rate_is_gone(sample) if stuck or barely or state == "starting" else None
     if sample.layers.missing:
         return missing_parameters(sample)
     if stuck and _shrunk(sample):
         return _weight_decay(sample)
     if sample.layers.dead and not _finished(sample.loss):
         return dead_layer(sample, edge, spikes)
-    barely = state == "flat" and sample.loss.reference - sample.loss.level < GAINED * abs(sample.loss.reference)
     grew = sample.layers.weight_change is not None and sample.layers.weight_change > GREW
     if barely and grew:
         return _rate_too_high(sample, edge, f"the weights are {sample.layers.weight_change:.3g} times as large as at the start")
-    return _of_stuck(sample, edge, spikes) if stuck else None
+    if state == "flat" and not _finished(sample.loss) and dying_units(sample) is not None:
+        return dead_units(sample, edge)
+    found = _of_stuck(sample, edge, spikes) if stuck else None
+    noisy = (sample.loss.possible_gain or 0.0) > BELOW  # batch by batch it may well be better than a guess
+    return None if found is not None and found.cause == "labels do not fit" and noisy else found
+
+
+def gained(loss: LossSummary) -> float:
+    """The share of a guess's loss that is gone."""
+    return (loss.reference - loss.level) / abs(loss.reference) if loss.reference else 1.0
 
 
 def _finished(loss: LossSummary) -> bool:
@@ -177,11 +186,25 @@ def dead_layer(sample: ProgressSample, edge: Edge, spikes: Sequence[Spike]) -> T
 
 
 def dying_units(sample: ProgressSample) -> LayerState | None:
-    """A hidden layer of which few units are left."""
-    least = sample.layers.least_alive
-    if least is None or least.units is None or least.alive is None or least.units < UNITS:
-        return None
-    return least if least.alive < DYING * least.units else None
+    """A hidden layer of which few units are left, over several looks: a small batch does not need all of them."""
+    shares = {
+        layer.layer: layer.lately / layer.units for layer in sample.layers.hidden if layer.units and layer.lately is not None
+    }
+    few = [layer for layer in sample.layers.hidden if (layer.units or 0) >= UNITS and shares.get(layer.layer, 1.0) < DYING]
+    return min(few, key=lambda layer: shares[layer.layer], default=None)
+
+
+def dead_units(sample: ProgressSample, edge: Edge) -> Trouble:
+    """Few units are left of a layer, and the loss has stopped to fall."""
+    least, lr = dying_units(sample), lower_rate(sample, edge)
+    assert least is not None
+    advice = f"Start again from before that{'' if lr is None else f' with lr={lr:g}'}, or with a leaky activation."
+    return Trouble(cause="dead units", why=few_units(least), advice=advice, lr=lr)
+
+
+def few_units(layer: LayerState) -> str:
+    """How many units of a layer are left, as a clause."""
+    return f"only {layer.lately} of {layer.units} units of layer {layer.layer} still get gradients"
 
 
 def vanishing(sample: ProgressSample) -> Trouble | None:
@@ -249,11 +272,15 @@ def rate_too_low(sample: ProgressSample, edge: Edge) -> Trouble:
 
 
 def lower_rate(sample: ProgressSample, edge: Edge) -> float | None:
-    """Half the critical rate of hard moments, and at most a quarter of the rate so far; a tenth where nothing was measured."""
-    highest = sample.highest_rate
+    """Half the critical rate of hard moments, and at most a quarter of the rate so far; a tenth where nothing was measured.
+
+    The critical rate of weights that were thrown away says nothing of those to start from: the rate is lowered as they grew.
+    """
+    highest, grew = sample.highest_rate, sample.layers.weight_change
     if not highest > 0.0:
         return None
     lr = 0.1 * highest if edge.critical is None else min(0.5 * edge.critical, 0.25 * highest)
+    lr = min(lr, 2.0 / grew * highest) if grew is not None and GREW < grew < math.inf else lr
     return _rounded(max(lr, 0.01 * highest))
 
 

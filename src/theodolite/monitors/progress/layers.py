@@ -14,8 +14,8 @@ from theodolite.monitors.watching.recorder import joint_norm, norms_of
 from theodolite.problem.parameters import clean_name
 from theodolite.results import Row, fields_of
 
-#: Looks over which a unit must have had a gradient once to be alive.
-ALIVE_WITHIN = 5
+#: Looks over which a unit without any gradient is not only one that this batch does not need.
+LATELY = 5
 #: Steps in a row without any gradient after which a layer is dead.
 DEAD_AFTER = 20
 
@@ -25,8 +25,8 @@ class LayerState:
     """One layer at one look.
 
     `gradient` is the norm of its gradient per root of its size, `ratio` the length of the last step over that of the weights,
-    `weight` their norm and `change` that norm over the one at the first look. `alive` of `units` had a gradient lately (None for
-    layers without units of their own).
+    `weight` their norm and `change` that norm over the one at the first look. `alive` of `units` get a gradient at this step and
+    `lately` did so at one of the last looks, which small batches need (both None for layers without units of their own).
     """
 
     layer: str
@@ -36,20 +36,22 @@ class LayerState:
     change: float
     units: int | None = None
     alive: int | None = None
+    lately: int | None = None
 
     def row(self) -> Row:
-        return fields_of(self, "layer gradient ratio weight change units alive")
+        return fields_of(self, "layer gradient ratio weight change units alive lately")
 
 
 @dataclass(frozen=True, kw_only=True)
 class LayerSummary:
-    """All layers at one look; `dead` are those without any gradient for a while, with the step since when.
+    """All layers at one look, at `step`; `dead` are those without any gradient for a while, with the step since when.
 
     `missing` are parameters that get gradients and stand in no optimizer, `unused` layers that never had a gradient; `frozen` is
     the share of the model's weights that do not require one.
     """
 
     layers: tuple[LayerState, ...] = ()
+    step: int = -1
     dead: dict[str, int] = field(default_factory=dict)
     missing: tuple[str, ...] = ()
     unused: tuple[str, ...] = ()
@@ -62,14 +64,14 @@ class LayerSummary:
 
     @property
     def alive(self) -> float | None:
-        """Share of the hidden units that had a gradient lately; None without any."""
+        """Share of the hidden units that get a gradient at this step; None without any."""
         units = sum(layer.units or 0 for layer in self.hidden)
         return sum(layer.alive or 0 for layer in self.hidden) / units if units else None
 
     @property
     def least_alive(self) -> LayerState | None:
-        """The hidden layer with the smallest share of living units."""
-        return min(self.hidden, key=lambda layer: (layer.alive or 0) / (layer.units or 1), default=None)
+        """The hidden layer with the smallest share of living units; of several the last, which stops those before it."""
+        return min(reversed(self.hidden), key=lambda layer: (layer.alive or 0) / (layer.units or 1), default=None)
 
     @property
     def ratio(self) -> float | None:
@@ -179,6 +181,7 @@ class LayerTracker:
             gradient = joint_norm(norm for i in group.places if (norm := norms[i]) is not None)
             group.had_gradient |= gradient > 0.0
             moved = joint_norm(lengths[i] for i in group.places) if lengths else None
+            alive, lately = next(counts) if group.units else (None, None)
             layers.append(
                 LayerState(
                     layer=group.name,
@@ -187,16 +190,17 @@ class LayerTracker:
                     weight=weight,
                     change=weight / group.first_norm if group.first_norm else math.nan,
                     units=group.units or None,
-                    alive=next(counts) if group.units else None,
+                    alive=alive,
+                    lately=lately,
                 )
             )
-        unused = tuple(g.name for g in self._groups if not g.had_gradient) if self._looks >= ALIVE_WITHIN else ()
+        unused = tuple(g.name for g in self._groups if not g.had_gradient) if self._looks >= LATELY else ()
         return LayerSummary(
-            layers=tuple(layers), dead=self.dead(step), missing=self._missing(), unused=unused, frozen=self._frozen
+            layers=tuple(layers), step=step, dead=self.dead(step), missing=self._missing(), unused=unused, frozen=self._frozen
         )
 
-    def _living(self, values: Sequence[Tensor]) -> list[int]:
-        """For each layer with units, how many of them had a gradient at one of the last looks."""
+    def _living(self, values: Sequence[Tensor]) -> list[tuple[int, int]]:
+        """For each layer with units, how many of them have a gradient now, and how many had one at one of the last looks."""
         counts: list[Tensor] = []
         for group in self._groups:
             if not group.units:
@@ -205,13 +209,16 @@ class LayerTracker:
             gradient, bias = values[group.weight].grad, None if group.bias is None else values[group.bias].grad
             if group.seen is None:
                 group.seen = torch.full((group.units,), self._looks, device=values[group.weight].device)
-            if gradient is not None and not gradient.is_sparse:
+            if gradient is None:
+                moves = torch.zeros_like(group.seen, dtype=torch.bool)
+            elif gradient.is_sparse:  # which rows it has is not asked for
+                moves = torch.ones_like(group.seen, dtype=torch.bool)
+            else:
                 moves = gradient.detach().movedim(group.axis, 0).reshape(group.units, -1).ne(0).any(1)
-                moves = moves if bias is None else moves | bias.detach().ne(0)
-                group.seen[moves] = self._looks
-            counts.append((group.seen > self._looks - ALIVE_WITHIN).sum().cpu())
-        found: list[int] = torch.stack(counts).tolist() if counts else []
-        return found
+            moves = moves if bias is None else moves | bias.detach().ne(0)
+            group.seen[moves] = self._looks
+            counts.append(torch.stack([moves.sum(), (group.seen > self._looks - LATELY).sum()]).cpu())
+        return [(int(now), int(lately)) for now, lately in torch.stack(counts).tolist()] if counts else []
 
     def _missing(self) -> tuple[str, ...]:
         """Parameters outside the optimizer that get gradients and stay as they are, from look to look."""

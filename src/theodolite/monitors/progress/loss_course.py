@@ -83,7 +83,8 @@ class LossSummary:
 
     `level` is its mean over the last steps and `slope` its change per step over the last `window`, both with errors; `best` is
     the lowest level so far, at `best_step`, `since` steps ago, and `highest` the highest loss of the window; `began` is where it
-    began and `trivial` what a guess gets (None where that is not known). `state` is a word for all this.
+    began and `trivial` what a guess gets (None where that is not known). `possible_gain` is the share of it that the last batches
+    may have gained, as far as their noise allows (None where it was not compared batch by batch). `state` is a word for all this.
     """
 
     step: int
@@ -101,6 +102,7 @@ class LossSummary:
     highest: float = math.nan
     trivial: float | None = None
     trivial_name: str = ""
+    possible_gain: float | None = None
 
     @property
     def falls(self) -> bool:
@@ -152,7 +154,14 @@ class LossCourse:
         mean = fmean(self._first) if self._first else math.nan
         return self._first[0] if self._first and mean > 2.0 * abs(self._first[0]) else mean
 
-    def summary(self, trivial: float | None = None, trivial_name: str = "", *, ended: bool = False) -> LossSummary:
+    def summary(
+        self,
+        trivial: float | None = None,
+        trivial_name: str = "",
+        *,
+        ended: bool = False,
+        possible_gain: float | None = None,
+    ) -> LossSummary:
         """How the loss stands now, against that of a guess; `ended`: the learning rate is gone, and nothing more will come."""
         last = list(self.recent)[-max(4 * PARTS, self.steps // 2) :]  # not the beginning, which bends
         level, error = mean_with_error(last[-max(20, min(LEVEL, self.steps // 5)) :])
@@ -174,6 +183,7 @@ class LossCourse:
             highest=max(last, default=math.nan),
             trivial=trivial,
             trivial_name=trivial_name,
+            possible_gain=possible_gain,
             **found,
         )
 
@@ -217,7 +227,10 @@ def judge(
         if level - best > max(SIGMAS * error, LOST * (reference - best)) and not falls:
             return "lost"
         return "learning" if falls else "flat"
-    gaining = falls and level + 10.0 * window * slope < (1.0 - BELOW) * reference
+    ahead = (
+        10.0 if level < began - SIGMAS * error else 1.0
+    )  # a loss that only comes down from where it was thrown has to be quick
+    gaining = falls and level + ahead * window * slope < (1.0 - BELOW) * reference
     if gaining or not patient:
         return "learning" if falls else "starting"
     return "not learning"

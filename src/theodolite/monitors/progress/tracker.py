@@ -80,10 +80,12 @@ class ProgressTracker:
 
     def look(self, record: StepRecord, watched: WatchedModel) -> ProgressSample:
         """Look at the layers and the targets of a step, and keep what was seen."""
-        model, often = self._of(watched), len(self.samples) < TARGETS or len(self.samples) % 4 == 0
+        model, learns = self._of(watched), bool(self.samples) and self.samples[-1].loss.state in ("learning", "flat")
+        often = len(self.samples) < TARGETS or len(self.samples) % 4 == 0 or not learns
+        loss = record.stats.loss if len(record.batches) == 1 else None
         for batch in record.batches if often else ():
             target = batch.kwargs.get(watched.target_key) if watched.loss is None else batch.target
-            model.trivial.update(target, record.output if batch is record.batches[-1] else None, watched.score)
+            model.trivial.update(target, record.output if batch is record.batches[-1] else None, watched.score, loss)
         model.seen = model.layers.look(record.stats.step, record.gradient_norms, watched.previous_weights.lengths)
         self.samples.append(self.now(watched))
         return self.samples[-1]
@@ -91,9 +93,9 @@ class ProgressTracker:
     def now(self, watched: WatchedModel) -> ProgressSample:
         """The run as it stands, with the layers as they were last seen."""
         model, groups = self._of(watched), watched.optimizer.param_groups
-        ended = rate_has_ended(self._rate_gone, self.course.steps)
+        ended, guess = rate_has_ended(self._rate_gone, self.course.steps), model.trivial
         return ProgressSample(
-            loss=self.course.summary(model.trivial.value, model.trivial.name, ended=ended),
+            loss=self.course.summary(guess.value, guess.name, ended=ended, possible_gain=guess.possible_gain),
             layers=model.seen,
             rate=rate_of(watched.optimizer),
             highest_rate=self._highest_rate,

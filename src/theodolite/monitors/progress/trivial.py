@@ -7,8 +7,10 @@ own function, the guess is scored by it, so that class weights, smoothed labels 
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from statistics import fmean, stdev
 from typing import Any
 
 import torch
@@ -26,6 +28,8 @@ LARGEST = 2_000_000
 CHEAP = 20_000
 #: Batches over which the score of a guess is averaged, the oldest forgotten slowly.
 MEMORY = 20
+#: Batches whose losses are compared with those of a guess one by one, the least that say something, and the errors allowed for.
+COMPARED, FEWEST, ERRORS = 10, 4, 2.0
 
 Score = Callable[[Tensor, Tensor], Any]
 
@@ -48,16 +52,30 @@ class TrivialPredictor:
         self._median: Tensor | None = None
         self._seen = 0
         self._scored = 0
+        self._gains: deque[float] = deque(maxlen=COMPARED)
 
-    def update(self, target: Any, output: Any = None, score: Score | None = None) -> None:
-        """Take the targets of a batch, and where `score` is given the loss of a guess in place of its output."""
+    @property
+    def possible_gain(self) -> float | None:
+        """The largest share of a guess's loss that the last batches may have gained; None where too few were compared.
+
+        Batch by batch: what makes the targets of one batch harder than those of another is the same for the guess.
+        """
+        if len(self._gains) < FEWEST:
+            return None
+        return fmean(self._gains) + ERRORS * stdev(self._gains) / math.sqrt(len(self._gains))
+
+    def update(self, target: Any, output: Any = None, score: Score | None = None, loss: float | None = None) -> None:
+        """Take the targets of a batch, and where `score` is given the loss of a guess in place of its output.
+
+        `loss` is that of the model on this batch, where it is known.
+        """
         if not isinstance(target, Tensor) or target.is_complex() or not target.numel():
             return
         target, output = target.detach(), _tensor(output)
         if target.is_floating_point():
             self._update_mean(target)
             self.name = "always predicting the mean of the targets"
-            self._score(self._constants(output), target, score)
+            self._score(self._constants(output), target, score, loss)
         elif target.dtype is not torch.bool:
             if not self._update_counts(target):
                 return
@@ -65,8 +83,9 @@ class TrivialPredictor:
             if self.loss is None or _is_plain_cross_entropy(self.loss):
                 assert self._counts is not None
                 self.value = label_entropy(self._counts)
+                self._compare(self._entropy_of(target), loss)
             else:
-                self._score(self._frequencies(output, target), target, score)
+                self._score(self._frequencies(output, target), target, score, loss)
 
     def _update_counts(self, target: Tensor) -> bool:
         labels = target.reshape(-1)
@@ -113,7 +132,7 @@ class TrivialPredictor:
         logs = shares[: output.shape[axis]].log().clamp_min(-30.0)
         yield logs.to(output).reshape(shape).expand_as(output)
 
-    def _score(self, outputs: Iterator[Tensor], target: Tensor, score: Score | None) -> None:
+    def _score(self, outputs: Iterator[Tensor], target: Tensor, score: Score | None, loss: float | None) -> None:
         """The least loss of the guesses, averaged over batches; none where the loss does not take them."""
         if score is None:
             return
@@ -127,6 +146,18 @@ class TrivialPredictor:
         if least is not None:
             self._scored = min(self._scored + 1, MEMORY)
             self.value = least if self.value is None else self.value + (least - self.value) / self._scored
+            self._compare(least, loss)
+
+    def _entropy_of(self, target: Tensor) -> float:
+        """The cross entropy of the labels of one batch under the frequencies so far."""
+        assert self._counts is not None
+        labels = target.reshape(-1)
+        labels = labels[labels != ignored_label(self.loss)].cpu()
+        return -float((self._counts / self._counts.sum()).log()[labels].mean())
+
+    def _compare(self, guess: float, loss: float | None) -> None:
+        if loss is not None and math.isfinite(loss) and guess > 0.0:
+            self._gains.append((guess - loss) / guess)
 
 
 def _tensor(output: Any) -> Tensor | None:

@@ -15,6 +15,8 @@ SOURCE = "Zhu 2024, sections 4.2 and 4.3 (catapults in SGD)"
 
 #: A batch is bad where its loss exceeds that of the probe at the same weights this many times, over what is usual.
 BAD_BATCH = 1.5
+#: A batch whose loss is less than this many times the usual one, for a single step, is hard and no fault.
+HARD = 6.0
 #: Inputs so many times larger than those of other batches, or smaller, make a batch bad.
 SCALED = 3.0
 #: Standard deviations of the noise of a batch's loss that a bad batch exceeds.
@@ -216,9 +218,11 @@ def detail_of(cause: Cause, evidence: Evidence) -> str:
     return ""
 
 
-def finding_of(spike: Spike) -> Finding:
-    """The spike in words, with its number, its advice and its weight."""
+def finding_of(spike: Spike, *, learns: bool = True) -> Finding:
+    """The spike in words, with its number, its advice and its weight; none is called harmless in a run that does not learn."""
     severity, outcome = _outcome(spike)
+    soothing = severity is Severity.NOTE and spike.cause in _BY_THE_RATE and not learns
+    outcome = outcome if learns else outcome.removesuffix(": harmless")
     advice = _HARMED if spike.harmed and spike.cause in _BY_THE_RATE else RISING_RATE if spike.rising else _ADVICE[spike.cause]
     return Finding(
         instrument="monitor",
@@ -227,7 +231,7 @@ def finding_of(spike: Spike) -> Finding:
         label=f"spike: {spike.cause.value}",
         quantity="learning rate / critical rate" if spike.ratio is not None else "height",
         value=spike.ratio if spike.ratio is not None else spike.height,
-        advice=advice.format(batch=spike.batch, start=spike.start),
+        advice="" if soothing else advice.format(batch=spike.batch, start=spike.start),
         source=SOURCE,
         cause="" if severity.rank < Severity.WARNING.rank else FAULTS[spike.cause],
     )
@@ -302,6 +306,8 @@ def _outcome(spike: Spike) -> tuple[Severity, str]:
     if spike.aftermath == "did not recover":
         return (Severity.WARNING if known else Severity.NOTE), "and the loss did not recover: it settled above where it had been"
     if spike.recovered:
+        hard = spike.cause is Cause.BAD_BATCH and (spike.took or 0) <= 1 and spike.height < HARD and not spike.bad_data
+        blameless = blameless or hard  # batches of a healthy run are at times that much harder than others
         steps = f"back after {plural(spike.took or 0, 'step')}"
         settled = blameless and spike.aftermath == "settled"
         return (Severity.NOTE if blameless else Severity.WARNING), f"{steps}: harmless" if settled else steps

@@ -385,12 +385,14 @@ class SpikeTracker:
         for one in list(self._unsettled):
             if calm:
                 one.losses.append(here.now.loss)
-            if len(one.losses) < SETTLED and here.index - one.ended < SETTLED_WITHIN:
+            seen = here.layers.step > here.history[one.ended].step  # units as they were before say nothing of those after
+            if (len(one.losses) < SETTLED or not seen) and here.index - one.ended < SETTLED_WITHIN:
                 continue
             self._unsettled.remove(one)
             spike = self.spikes[one.place]
             if not spike.died:
-                alive = here.layers.alive if one.place == len(self.spikes) - 1 else None  # the last one of a series kills
+                last = seen and one.place == len(self.spikes) - 1  # of a series it is the last one that kills
+                alive = here.layers.alive if last else None
                 self.spikes[one.place] = replace(spike, aftermath=_aftermath(one, alive))
                 changed.append(self.spikes[one.place])
         return changed
