@@ -318,7 +318,7 @@ def each(rule: Rule) -> Rule:
 
     def check(name: str, value: Any) -> list[Any]:
         try:
-            entries = None if isinstance(value, str) else list(value)
+            entries = None if isinstance(value, str | Mapping) else list(value)
         except TypeError:
             entries = None
         if not entries:
@@ -362,8 +362,8 @@ def a_function(name: str, value: Any) -> Any:
 
 
 def sequence(name: str, value: Any) -> Any:
-    """A list, a tensor or another iterable of values, not a text."""
-    if isinstance(value, str) or not isinstance(value, Iterable) or getattr(value, "is_meta", False):
+    """A list, a tensor or another iterable of values, not a text or a dict."""
+    if isinstance(value, str | Mapping) or not isinstance(value, Iterable) or getattr(value, "is_meta", False):
         raise TypeError(f"{name} must be a sequence. Got {shown(value)}.")
     return value
 

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from theodolite import Problem
+
 
 def is_whole(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63
@@ -32,6 +34,12 @@ def is_tensor(value: Any) -> bool:
 
 def is_finite_tensor(value: Any) -> bool:
     return is_tensor(value) and bool(torch.isfinite(value).all())
+
+
+def is_own_data(value: Any) -> bool:
+    """Objects of the user's own, as batches or as parts of one: only the model can tell what they are."""
+    entries = list(value.values() if isinstance(value, dict) else value if isinstance(value, list) else ())
+    return bool(entries) and all(type(entry) is object for entry in entries)
 
 
 def entries_of(value: Any) -> Tensor:
@@ -150,17 +158,18 @@ RANGES: tuple[Range, ...] = (
     Range("rates, or none", lambda v: v == [], "others"),
     Range("two numbers, the smaller first, or none", lambda v: v == [], "range_test.window"),
     Range("shares, NaN where one is not known", lambda v: isinstance(v, list), "recall.of"),
-    Range("one or more of 0, 1, 2, ...", lambda v: is_list_of(lambda w: is_whole(w) and w >= 0, v), "recall.classes"),
+    Range("some of 0, 1, 2, ..., or none", lambda v: v == [] or is_list_of(lambda w: is_whole(w) and w >= 0, v), "recall.classes"),
     Range("slopes, or none", lambda v: v == [], "guides"),
     Range("one or more of 0 or more", lambda v: is_list_of(lambda w: is_finite(w) and w >= 0, v), "eigenvalues"),
     Range("one or more of finite numbers", lambda v: is_list_of(is_finite, v), "a b g alphas betas"),
     Range("losses of a run, NaN where it has blown up", lambda v: isinstance(v, list) and len(v) > 0, "trace losses"),
     Range("norms along a run, or none", lambda v: isinstance(v, list), "classify_run.kernel spike_events.kernel judge_state.losses"),
     Range("a name, looked up once there is a model", lambda v: isinstance(v, str), "AGOP.at"),
-    Range("a batch; one that holds NaN is diagnosed", lambda v: v == [] or (isinstance(v, tuple) and all(map(is_tensor, v))),
+    Range("a batch; one that holds NaN is diagnosed",
+        lambda v: v == [] or is_own_data(v) or (isinstance(v, tuple) and all(map(is_tensor, v))),
         "Monitor.observe.batch"),
     Range("data, which may not fit the model that is still to come",
-        lambda v: isinstance(v, tuple) and all(map(is_finite_tensor, v)),
+        lambda v: isinstance(v, Problem) or is_own_data(v) or (isinstance(v, tuple) and all(map(is_finite_tensor, v))),
         "Monitor.probe"),
     Range("jobs, or none", lambda v: v == [], "run_all.jobs finish_all.jobs"),
     Range("rows, or none", lambda v: v == [], "html_table.rows"),
@@ -193,7 +202,8 @@ RANGES: tuple[Range, ...] = (
     Range("a text", lambda v: isinstance(v, str), "name target purpose prefix optimizer"),
     Range("a function", callable, "batch_weight features product loss task work"),
     Range("a function, or a finite number", lambda v: callable(v) or is_finite(v), "shifted_module.shift"),
-    Range("a model", lambda v: isinstance(v, nn.Module), "model model_or_problem"),
+    Range("a model", lambda v: isinstance(v, nn.Module), "model"),
+    Range("a model or a problem", lambda v: isinstance(v, nn.Module | Problem), "model_or_problem linearize.model quadratize.model"),
 )  # fmt: skip
 
 #: Arguments that are shown as texts, whatever they are: no value is bad here.

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 import theodolite as th
+from tests.faults.baselines import problem, sgd
 from tests.faults.ranges import OPTIONAL, RANGES, SHOWN, keys, range_of
 from tests.faults.signatures import BASELINES, STAND_INS, WITHOUT, declared, numbers_without_a_call, public_callables, resolve
 from theodolite.errors import TheodoliteError
@@ -67,6 +68,20 @@ BAD: dict[str, Callable[[Any], Any]] = {
 }
 
 
+#: Objects of another kind than the one that belongs there; each is left out where it is of that kind.
+WRONG: dict[str, Callable[[Any], Any]] = {
+    "object": lambda good: object(),
+    "class": lambda good: nn.Linear,
+    "function": lambda good: repr,
+    "problem": lambda good: problem(),
+    "result": lambda good: th.top_eigenpairs(torch.eye(2).double(), 1, progress=False),
+    "optimizer": lambda good: sgd(nn.Linear(1, 1)),
+    "dict": lambda good: {"a": object()},
+    "objects": lambda good: [object(), object()],
+}
+ALL = {**BAD, **WRONG}
+
+
 @dataclass(frozen=True)
 class Case:
     """One argument of one public callable, and what is put in its place."""
@@ -108,6 +123,20 @@ def all_cases() -> list[Case]:
     return found
 
 
+def wrong_objects() -> list[Case]:
+    """Every argument of every valid call with objects of another kind."""
+    kinds = {bad: type(make(None)) for bad, make in WRONG.items()}
+    return [
+        Case(name, argument, bad)
+        for name, make in BASELINES.items()
+        for argument, good in make().items()
+        if not isinstance(good, bool) and not any(key in SHOWN for key in keys(name, argument))
+        for bad, kind in kinds.items()
+        if not isinstance(good, kind)
+        and not (bad == "function" and callable(good))  # what a function of the user does is its own
+    ]
+
+
 def is_record(value: Any) -> bool:
     """A frozen record of this package, such as a result, or several of them."""
     if isinstance(value, dict | list | tuple):
@@ -141,7 +170,7 @@ def patience(seconds: float) -> Iterator[None]:
 def judge(case: Case) -> Judgement:
     """Call the function with one bad value and judge what happens."""
     arguments = BASELINES[case.name]()
-    bad = arguments[case.argument] = BAD[case.bad](arguments[case.argument])
+    bad = arguments[case.argument] = ALL[case.bad](arguments[case.argument])
     allowed = case.allowed(bad)
     try:
         with warnings.catch_warnings(record=True) as warned, patience(PATIENCE):
@@ -235,6 +264,17 @@ def test_bad_values_of_some_arguments():
     """One case in thirty, with every kind of bad value among them; the slow test has all."""
     cases = [case for case in all_cases() if case.name != "survey"]
     judge_all(random.Random(0).sample(cases, 300))
+
+
+def test_wrong_objects_for_some_arguments():
+    judge_all(random.Random(0).sample([case for case in wrong_objects() if case.name != "survey"], 250))
+
+
+@pytest.mark.slow
+def test_wrong_objects_for_every_argument():
+    cases = wrong_objects()
+    assert len(cases) >= 5000
+    judge_all(cases)
 
 
 @pytest.mark.slow
