@@ -224,6 +224,27 @@ def nonnegative(name: str, value: Any) -> float:
     return found
 
 
+def a_number(name: str, value: Any) -> float:
+    """The value as a float, NaN and infinity too: what a run that blew up may hold."""
+    found = _number(value)
+    if found is None:
+        raise ValueError(f"{name} must be a number. Got {shown(value)}.")
+    return found
+
+
+def an_error(name: str, value: Any) -> float:
+    """A standard error, infinite where nothing is known about it.
+
+    >>> an_error("loss_error", float("inf")), an_error("loss_error", -0.1)
+    Traceback (most recent call last):
+    ValueError: loss_error must be a number of at least 0, or infinite. Got -0.1.
+    """
+    found = _real(value)
+    if not found >= 0:
+        raise ValueError(f"{name} must be a number of at least 0, or infinite. Got {shown(value)}.")
+    return found
+
+
 def share(name: str, value: Any) -> float:
     """The value as a float from 0 to 1, both included."""
     found = _real(value)
@@ -297,7 +318,7 @@ def each(rule: Rule) -> Rule:
 
     def check(name: str, value: Any) -> list[Any]:
         try:
-            entries = None if isinstance(value, str) else list(value)
+            entries = None if isinstance(value, str | Mapping) else list(value)
         except TypeError:
             entries = None
         if not entries:
@@ -323,13 +344,7 @@ def series(name: str, value: Any) -> list[float]:
     Traceback (most recent call last):
     ValueError: losses[2] must be a number. Got '0.5'.
     """
-    found: list[float] = []
-    for i, entry in enumerate(sequence(name, value)):
-        number = _number(entry)
-        if number is None:
-            raise ValueError(f"{name}[{i}] must be a number. Got {shown(entry)}.")
-        found.append(number)
-    return found
+    return [a_number(f"{name}[{i}]", entry) for i, entry in enumerate(sequence(name, value))]
 
 
 def series_with_gaps(name: str, value: Any) -> list[float | None]:
@@ -347,8 +362,8 @@ def a_function(name: str, value: Any) -> Any:
 
 
 def sequence(name: str, value: Any) -> Any:
-    """A list, a tensor or another iterable of values, not a text."""
-    if isinstance(value, str) or not isinstance(value, Iterable) or getattr(value, "is_meta", False):
+    """A list, a tensor or another iterable of values, not a text or a dict."""
+    if isinstance(value, str | Mapping) or not isinstance(value, Iterable) or getattr(value, "is_meta", False):
         raise TypeError(f"{name} must be a sequence. Got {shown(value)}.")
     return value
 
@@ -365,6 +380,16 @@ def a_mapping(name: str, value: Any) -> Any:
     if not isinstance(value, Mapping):
         raise TypeError(f"{name} must be a dict. Got {shown(value)}.")
     return value
+
+
+def mapping_of(rule: Rule) -> Rule:
+    """A rule for dicts whose values pass `rule`.
+
+    >>> mapping_of(count)("sizes", {"train": 0})
+    Traceback (most recent call last):
+    ValueError: sizes['train'] must be a positive integer. Got 0.
+    """
+    return lambda name, value: {key: rule(f"{name}[{key!r}]", entry) for key, entry in a_mapping(name, value).items()}
 
 
 def given(name: str, value: Any) -> Any:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import theodolite as th
-from theodolite.measures import anchors, dictionary
+from theodolite.measures import anchors, dictionary, trials
 from theodolite.measures import quadratic_models as quadratic
 
 Arguments = dict[str, Any]
@@ -117,6 +117,26 @@ def classes() -> Any:
 
 def on_line(**more: Any) -> Arguments:
     return {"g": 1.0, "kernel": 1.0, "rate": 0.5, "steps": 2, "until": 1e-6, **more}
+
+
+def setup() -> trials.Setup:
+    return trials.copied_setup(problem(), 0.1, None, 3)
+
+
+def evaluated(given: th.Problem) -> Arguments:
+    """A problem with its first batch and what the model makes of it."""
+    batch = next(iter(given.data))
+    with given.session(second=False):
+        return {"problem": given, "found": given.evaluate(given.tensors(given.leaves(grad=False)), batch, 0), "batch": batch}
+
+
+def squared_error() -> Any:
+    return th.measures.progress.LossKind("squared error")
+
+
+def trained(**given: Any) -> bool:
+    with trials.in_training(**given):
+        return given["model"].training
 
 
 def fitted(**settings: Any) -> Any:
@@ -234,6 +254,11 @@ BASELINES: dict[str, Callable[[], Arguments]] = {
     "measures.hessian.weight_product": lambda: {"weights": [numbers(3, 2), numbers(2, 3)], "rates": [torch.ones(2).double(),
         torch.ones(3).double()]},
     "measures.dynamics.batch_critical_rates": lambda: with_optimizer(batch_size=2, batches=3, by="kernel", seed=0),
+    "lr_range_test": lambda: with_optimizer(lr=0.1, batch_size=3, low=1e-3, high=1.0, steps=3, sweeps=2, critical=False, seed=0),
+    "measures.dynamics.choose_rate": lambda: {"problem": (given := problem()), "lr": 0.1, "optimizer": sgd(given.model),
+        "others": [0.2], "batch_size": 3, "steps": 8, "score_on": problem(), "trivial": 1.0, "seconds": 0.1, "seed": 0},
+    "measures.dynamics.choose_batch_size": lambda: {"problem": (given := problem()), "lr": 0.1, "optimizer": sgd(given.model),
+        "batch_size": 1, "steps": 8, "score_on": problem(), "trivial": 1.0, "seconds": 0.1, "seed": 0},
     "measures.dynamics.catapult_count": lambda: {"exceeded": [True, False, True], "best_step": 1},
     "measures.dynamics.expected_regime": lambda: with_optimizer(rate=0.1, steps=3, seed=0),
     "measures.dynamics.gradient_noise": lambda: {"problem": problem(), "groups": 3, "gradient": problem().gradient(),
@@ -388,15 +413,40 @@ BASELINES: dict[str, Callable[[], Arguments]] = {
     "measures.audit.audit_batches": lambda: {"problem": problem()},
     "measures.audit.audit_inputs": lambda: {"problem": problem()},
     "measures.audit.audit_parameters": lambda: {"problem": problem()},
+    "measures.audit.InputAudit.called": lambda: {"feature": 0},
+    "measures.data_audit.LabelAudit.recall": lambda: {"of": (0.5, 1.0), "classes": (0, 1)},
     "measures.data_audit.audit_columns": lambda: {"problem": problem(), "most": 100, "seed": 0},
-    "measures.data_audit.audit_labels": lambda: {"problem": classification(), "most": 100, "seed": 0},
+    "measures.data_audit.audit_labels": lambda: {"problem": classification(), "valid": classification(), "most": 100, "seed": 0},
     "measures.data_audit.audit_samples": lambda: {"problem": problem(), "seed": 0},
     "measures.data_audit.audit_targets": lambda: {"problem": problem(), "most": 100, "seed": 0},
     "measures.data_audit.audit_validation": lambda: {"problem": problem(), "valid": problem(), "seed": 0},
+    "measures.progress.check_setup": lambda: with_optimizer(lr=0.1, valid=problem(), batch_size=3, gradient=numbers(17),
+        progress=th.measures.progress.learning_progress(problem()), seed=0),
+    "measures.progress.gradient_flow": lambda: with_optimizer(lr=0.1, gradient=numbers(17)),
+    "measures.progress.judge_state": lambda: {"loss": 0.5, "trivial": 1.0, "margin_error": 0.1, "slope": -0.1,
+        "slope_error": 0.01, "losses": (1.0, 0.9)},
+    "measures.progress.learning_progress": lambda: with_optimizer(lr=0.1, valid=problem(), batch_size=3, steps=2, seed=0),
+    "measures.progress.loss_kind": lambda: evaluated(problem()),
+    "measures.progress.trivial_prediction": lambda: {"problem": (given := problem()), "kind": squared_error(),
+        "found": evaluated(given)["found"]},
+    "measures.trials.Setup.set_lr": lambda: {"lr": 0.2},
+    "measures.trials.cannot_restart": lambda: {"model": network()},
+    "measures.trials.copied_setup": lambda: with_optimizer(lr=0.1, batch_size=3, seed=0),
+    "measures.trials.in_training": lambda: {"model": network(), "seed": 0},
+    "measures.trials.loss_of": lambda: {"model": network(), "problem": problem()},
+    "measures.trials.outcome_of": lambda: {"trial": {"not_tried": "", "start": 2.0, "own": 2.0, "changed": 1.0, "steps": 8}},
+    "measures.trials.random_batches": lambda: {"problem": problem(), "batch_size": 3, "steps": 2, "seed": 0},
+    "measures.trials.run_steps": lambda: {"setup": setup(), "steps": 2, "seed": 0},
+    "measures.trials.start_anew": lambda: {"model": network(), "seed": 0},
+    "measures.trials.try_changes": lambda: with_optimizer(remedies={"nothing": trials.Remedy("wait", lambda setup: None)}, lr=0.1,
+        steps=2, batch_size=3, score_on=problem(), seconds=1.0, seed=0),
+    "measures.trials.usual_batch_size": lambda: {"problem": problem()},
 }  # fmt: skip
 
 #: Names that stand for something done after construction.
 STAND_INS: dict[str, Callable[..., Any]] = {
     "Problem": measured_problem,
     "MaskedDictionaryLearning": fitted,
+    "measures.trials.in_training": trained,
+    "measures.trials.random_batches": lambda **given: list(trials.random_batches(**given)),
 }

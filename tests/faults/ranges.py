@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from theodolite import Problem
+
 
 def is_whole(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63
@@ -32,6 +34,12 @@ def is_tensor(value: Any) -> bool:
 
 def is_finite_tensor(value: Any) -> bool:
     return is_tensor(value) and bool(torch.isfinite(value).all())
+
+
+def is_own_data(value: Any) -> bool:
+    """Objects of the user's own, as batches or as parts of one: only the model can tell what they are."""
+    entries = list(value.values() if isinstance(value, dict) else value if isinstance(value, list) else ())
+    return bool(entries) and all(type(entry) is object for entry in entries)
 
 
 def entries_of(value: Any) -> Tensor:
@@ -55,7 +63,7 @@ class Range:
 RANGES: tuple[Range, ...] = (
     # Whole numbers
     Range("1, 2, 3, ...", lambda v: is_whole(v) and v >= 1,
-        "most steps epochs every checkpoint_every batch_size draws max_passes matvecs max_matvecs max_iter points copies "
+        "most sweeps few.count steps epochs every checkpoint_every batch_size draws max_passes matvecs max_matvecs max_iter points copies "
         "batches anchors context stride max_positions chunk n_components n_init masks score_masks n m angles population "
         "patience settle spike_events.window segments pairs pool projections workers threads classes channels inputs "
         "width depth heads kv_heads hidden vocabulary dim length neurons in_degree conv1 conv2 fc1 fc2 patch residuals "
@@ -72,12 +80,12 @@ RANGES: tuple[Range, ...] = (
         "descend.steps one_example.steps pure_quadratic.steps unit_sigma.steps raises"),
     Range("0, 1, 2, ... up to what there is", lambda v: is_whole(v) and 0 <= v < 1000, "n_train n_test", bounded=True),
     Range("2, 3, ...", lambda v: is_whole(v) and v >= 2,
-        "period groups side exact_anchor_world.dim gaussian_dictionary_world.dim rank_k_target.dim rank_k_targets.dim "
+        "period groups side bars.most exact_anchor_world.dim gaussian_dictionary_world.dim rank_k_target.dim rank_k_targets.dim "
         "ntk_cnn.depth"),
     Range("-1, where a schedule begins, or a step", lambda v: is_whole(v) and v >= -1, "last_epoch"),
     Range("an odd number from 1 on", lambda v: is_whole(v) and v >= 1 and v % 2 == 1, "kernel"),
     Range("a place: 0, 1, ... below what there is", lambda v: is_whole(v) and 0 <= v < 1000,
-        "output layer.index vertex replica layer source with_connections.target word linearity.samples hessian_norm.samples "
+        "feature output layer.index vertex replica layer source with_connections.target word linearity.samples hessian_norm.samples "
         "linearity_deviation.sample trial StabilityResult.explains.trial StabilityResult.fit.trial "
         "StabilityResult.values.trial tangent_kernel.outputs StabilityResult.explains.step StabilityResult.fit.step "
         "StabilityResult.values.step FleetTrace.state.step AnchorProbe.histogram.top AnchorProbe.vector.top "
@@ -87,14 +95,14 @@ RANGES: tuple[Range, ...] = (
         "random_state rng order_seeds Fleet.train.order_seeds"),
     # Real numbers
     Range("above 0 and finite", lambda v: is_finite(v) and v > 0,
-        "bandwidth blown_up blow_up lr rate learning_rate low high radius smoothness enough lambda_1 largest_input "
+        "suggestion critical seconds bandwidth blown_up blow_up lr rate learning_rate low high radius smoothness enough lambda_1 largest_input "
         "largest_test_input memory budget loss_target rotary_base eps floor own multiple penalty norm fv_bound.c "
         "silencing_shift.slack finite_difference_product.step density.width scaled.std schedule oracle_risks.scale "
         "planted_samples.scale clip step_decay.factor"),
     Range("above 0 and at most 1000", lambda v: is_finite(v) and 0 < v <= 1000, "mlp_ratio"),
     Range("0 or more and finite", lambda v: is_finite(v) and v >= 0,
         "compare_readouts.shift train_shift slack tolerance eta until Fleet.train.until spread ridge noise gamma "
-        "weight_decay scale std within offset kernel_fall final rms classify_run.rise Adam.eps cyclical_rate.low "
+        "weight_decay scale std within offset kernel_fall final rms classify_run.rise Adam.eps Fleet.eps cyclical_rate.low "
         "half_sum_rate.rate overfitting_dictionary.radius gaussian_dictionary_world.radius Fleet.train.schedule "
         "Fleet.rate stability.rate"),
     Range("above 0 and below 1", lambda v: is_finite(v) and 0 < v < 1,
@@ -108,11 +116,14 @@ RANGES: tuple[Range, ...] = (
     Range("finite", is_finite,
         "shift train.until strength center margin mean bound reference.x reference.y value exact_anchor_world.level "
         "GeneralQuadratic.gamma split_loss_by_curvature.loss quadratic_step.rate GeneralQuadratic.step.rate "
-        "reduced_step.w experiments.between.low experiments.between.high bilinear_problem.u bilinear_problem.v "
+        "trivial judge_state.loss reduced_step.w experiments.between.low experiments.between.high bilinear_problem.u bilinear_problem.v "
         "bilinear_problem.target with_error.value scaled.mean"),
     Range("0 or more, NaN where there is none", lambda v: isinstance(v, int | float) and not isinstance(v, bool) and not v < 0,
         "with_error.error"),
-    Range("a number, NaN where it has blown up", lambda v: isinstance(v, float | int), "Monitor.observe.value"),
+    Range("a number, NaN where it has blown up", lambda v: isinstance(v, float | int) and not isinstance(v, bool),
+        "Monitor.observe.value validated.loss slope"),
+    Range("0 or more, infinite where it is not known", lambda v: isinstance(v, float | int) and v >= 0 and v is not True,
+        "margin_error slope_error"),
     Range("finite, also as tensors that broadcast", lambda v: is_finite(v) or is_finite_tensor(v),
         "class_orbit.rate GeneralQuadratic.step.y descend.rate top_direction.rate rare_word_kl.strength "
         "shift_logits.shift shift_log_linear.shift one_example.g one_example.kernel one_example.rate one_example.y "
@@ -144,20 +155,25 @@ RANGES: tuple[Range, ...] = (
         "limits quantiles log_log.window span.x span.y"),
     Range("numbers, some of which may be missing", lambda v: isinstance(v, list) and all(isinstance(w, float) for w in v),
         "nodes correlation_of.x correlation_of.y power_law.x power_law.y"),
+    Range("rates, or none", lambda v: v == [], "others"),
+    Range("two numbers, the smaller first, or none", lambda v: v == [], "range_test.window"),
+    Range("shares, NaN where one is not known", lambda v: isinstance(v, list), "recall.of"),
+    Range("some of 0, 1, 2, ..., or none", lambda v: v == [] or is_list_of(lambda w: is_whole(w) and w >= 0, v), "recall.classes"),
     Range("slopes, or none", lambda v: v == [], "guides"),
     Range("one or more of 0 or more", lambda v: is_list_of(lambda w: is_finite(w) and w >= 0, v), "eigenvalues"),
     Range("one or more of finite numbers", lambda v: is_list_of(is_finite, v), "a b g alphas betas"),
     Range("losses of a run, NaN where it has blown up", lambda v: isinstance(v, list) and len(v) > 0, "trace losses"),
-    Range("norms along a run, or none", lambda v: isinstance(v, list), "classify_run.kernel spike_events.kernel"),
+    Range("norms along a run, or none", lambda v: isinstance(v, list), "classify_run.kernel spike_events.kernel judge_state.losses"),
     Range("a name, looked up once there is a model", lambda v: isinstance(v, str), "AGOP.at"),
-    Range("a batch; one that holds NaN is diagnosed", lambda v: v == [] or (isinstance(v, tuple) and all(map(is_tensor, v))),
+    Range("a batch; one that holds NaN is diagnosed",
+        lambda v: v == [] or is_own_data(v) or (isinstance(v, tuple) and all(map(is_tensor, v))),
         "Monitor.observe.batch"),
     Range("data, which may not fit the model that is still to come",
-        lambda v: isinstance(v, tuple) and all(map(is_finite_tensor, v)),
+        lambda v: isinstance(v, Problem) or is_own_data(v) or (isinstance(v, tuple) and all(map(is_finite_tensor, v))),
         "Monitor.probe"),
     Range("jobs, or none", lambda v: v == [], "run_all.jobs finish_all.jobs"),
     Range("rows, or none", lambda v: v == [], "html_table.rows"),
-    Range("a path", lambda v: isinstance(v, str), "folder path"),
+    Range("a path", lambda v: isinstance(v, str), "folder path compare_runs.a compare_runs.b"),
     Range("lists of finite numbers", lambda v: False, "values_per_pair"),
     Range("pairs of places", lambda v: v == [], "skips"),
     Range("what stands for each, of any kind", lambda v: isinstance(v, list), "track_eigenpairs.labels"),
@@ -178,7 +194,7 @@ RANGES: tuple[Range, ...] = (
         lambda v: isinstance(v, dict) and all(map(is_tensor, v.values())),
         "load_weights.weights"),
     Range("a tensor, NaN where a run has blown up", is_tensor,
-        "class_eigenvalues.u class_eigenvalues.v class_eigenvalues.u0 gated_kernel.u gated_kernel.v gated_kernel.gate "
+        "example_losses.outputs class_eigenvalues.u class_eigenvalues.v class_eigenvalues.u0 gated_kernel.u gated_kernel.v gated_kernel.gate "
         "gated_kernel.x gated_output.u gated_output.v gated_output.gate gated_output.x quadratic_step.residual "
         "quadratic_step.jacobian quadratic_step.curved reduced_step.u reduced_step.v one_example_step.g "
         "one_example_step.kernel top_direction.next_kernel top_direction.residual top_direction.next_residual"),
@@ -186,7 +202,8 @@ RANGES: tuple[Range, ...] = (
     Range("a text", lambda v: isinstance(v, str), "name target purpose prefix optimizer"),
     Range("a function", callable, "batch_weight features product loss task work"),
     Range("a function, or a finite number", lambda v: callable(v) or is_finite(v), "shifted_module.shift"),
-    Range("a model", lambda v: isinstance(v, nn.Module), "model model_or_problem"),
+    Range("a model", lambda v: isinstance(v, nn.Module), "model"),
+    Range("a model or a problem", lambda v: isinstance(v, nn.Module | Problem), "model_or_problem linearize.model quadratize.model"),
 )  # fmt: skip
 
 #: Arguments that are shown as texts, whatever they are: no value is bad here.
@@ -208,6 +225,10 @@ OPTIONAL = {
     "masked_loss.visible",
     "objective_and_gradient.visible",
     "Monitor.budget",
+    "judge_state.trivial",
+    "slope",
+    "slope_error",
+    "copied_setup.optimizer",
 }
 
 

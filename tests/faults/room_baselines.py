@@ -26,6 +26,7 @@ from tests.faults.baselines import (
     numbers,
     pairs_of_data,
     problem,
+    setup,
     sgd,
     stability_rows,
     symmetric,
@@ -34,6 +35,7 @@ from theodolite import plots
 from theodolite.data import Dataset, Documents, Text
 from theodolite.data import generators as data_generators
 from theodolite.measures import anchors, dictionary
+from theodolite.monitors.log import fold
 from theodolite.runners import Engine
 
 
@@ -95,6 +97,23 @@ def path_rows() -> list[dict[str, Any]]:
 
 def log_rows() -> list[dict[str, Any]]:
     return [{"kind": "step", "step": t, "loss": 2.0 / (t + 1), "gradient_norm": 1.0, "rate": 0.1} for t in range(5)]
+
+
+def folded_log(pace: float) -> Any:
+    return fold({"kind": "step", "step": t, "loss": pace**t} for t in range(30))
+
+
+def sweep_rows() -> list[dict[str, Any]]:
+    return [{"sweep": 0, "rate": 10.0**-i, "loss": 1.0, "smoothed": 1.0} for i in range(3)]
+
+
+def validated_monitor(**given: Any) -> Any:
+    monitor = th.Monitor(nn.MSELoss(), budget=None)
+    try:
+        monitor.validated(**given)
+    finally:
+        monitor.close()
+    return monitor
 
 
 def regime_rows() -> list[dict[str, Any]]:
@@ -204,6 +223,8 @@ ROOMS: dict[str, Callable[[], Arguments]] = {
         "value": 0.5, "clip": 0.5},
     "Monitor.attach": lambda: {"model": (model := network()), "optimizer": sgd(model), "first_step": 0},
     "Monitor.listen": lambda: {"model": (model := network()), "optimizer": sgd(model)},
+    "Monitor.validated": lambda: {"step": 1, "loss": 0.5},
+    "compare_runs": lambda: {"a": folded_log(0.99), "b": folded_log(0.9), "names": ("slow", "fast")},
     "MultiCatapult": lambda: model_and(sgd, raises=2, ratio=1.6, patience=2, by="hessian", settle=5, mode="eval", seed=0),
     "monitors.CriticalRateLR": lambda: {"optimizer": sgd((given := problem()).model), "probe": given, "multiple": 0.9,
         "every": 20, "last_epoch": -1},
@@ -218,6 +239,7 @@ ROOMS: dict[str, Callable[[], Arguments]] = {
     "compare": lambda: {"problems": {"a": classification(), "b": classification()}, "k": 2, "tol": 1e-2, "path": False,
         "seed": 0},
     # Methods with numbers of problems, operators and results
+    "Problem.few": lambda: {"count": 2},
     "Problem.sampling_error": lambda: {"quantity": lambda given: given.loss(), "groups": 3, "population": 100},
     "Problem.split": lambda: {"vector": numbers(17)},
     "LinearOperator.check_symmetry": lambda: {"seed": 0},
@@ -329,6 +351,8 @@ ROOMS: dict[str, Callable[[], Arguments]] = {
     "experiments.relative": lambda: {"tolerance": 0.1, "value": 0.5},
     # Drawings
     "plots.PowerLaw.interval": lambda: {"level": 0.9},
+    "plots.bars": lambda: {"rows": rows(), "name": "of", "value": "y", "most": 4, "xlabel": "x", "ylabel": "y", "title": "t",
+        "ax": axes()},
     "plots.correlation_of": lambda: {"x": [1.0, 2.0, 3.0], "y": [1.0, 2.0, 2.5], "kind": "pearson"},
     "plots.counted_histogram": lambda: {"rows": rows(), "low": "low", "high": "high", "density": "y", **drawn()},
     "plots.curves": lambda: {"rows": rows(), "x": "x", "y": "y", "band": "stderr", "quantiles": (0.25, 0.75), "error": "error",
@@ -341,6 +365,8 @@ ROOMS: dict[str, Callable[[], Arguments]] = {
     "plots.heatmap": lambda: {"rows": rows(), "x": "x", "y": "of", "value": "y", "xlabel": "x", "ylabel": "y", "label": "l",
         "center": 0.0, "limits": (0.0, 1.0), "title": "t", "ax": axes()},
     "plots.histogram": lambda: {"rows": rows(), "value": "y", "bins": 3, "log": "", **drawn()},
+    "plots.layer_ratios": lambda: {"rows": rows(), "columns": {"y": "a ratio"}, "layer": "of", "xlabel": "x", "ylabel": "y",
+        "title": "t", "ax": axes()},
     "plots.leading_blocks": lambda: {"matrices": {"a": symmetric()}, "size": 2, "columns": 1, "label": "l", "title": "t"},
     "plots.linear_path": lambda: {"rows": path_rows(), "y": "loss", "ends": ("A", "B"), "title": "t", "ax": axes()},
     "plots.linear_path_panels": lambda: {"rows": path_rows(), "ends": ("A", "B"), "title": "t"},
@@ -366,7 +392,10 @@ ROOMS: dict[str, Callable[[], Arguments]] = {
         "ax": axes()},
     "plots.plot_log_partitions": lambda: {"probe": anchor_result(), "top": 0, "title": "t", "ax": axes()},
     "plots.plot_monitor": lambda: {"log": log_rows(), "title": "t", "figure": plots.panels(1)[0]},
+    "plots.plot_runs": lambda: {"comparison": th.compare_runs(folded_log(0.99), folded_log(0.9))},
     "plots.power_law": lambda: {"x": [1.0, 2.0, 4.0], "y": [1.0, 2.0, 4.5]},
+    "plots.range_test": lambda: {"rows": sweep_rows(), "suggestion": 0.02, "own": 0.05, "critical": 0.1, "window": (0.1, 0.2),
+        "title": "t", "ax": axes()},
     "plots.reference#y": lambda: {"ax": axes(), "y": 0.5},
     "plots.span#y": lambda: {"ax": axes(), "y": (0.0, 0.5)},
     "plots.reference": lambda: {"ax": axes(), "x": 0.5, "label": "here", "colour": "#595959"},
@@ -407,6 +436,7 @@ OWNERS: dict[str, Callable[[], Any]] = {
     "Fleet.model": fleet,
     "Fleet.train": fleet,
     "training.FleetTrace.state": trained_fleet,
+    "Problem.few": problem,
     "Problem.sampling_error": problem,
     "Problem.split": problem,
     "LinearOperator.check_symmetry": lambda: th.operators.as_operator(symmetric()),
@@ -426,6 +456,9 @@ OWNERS: dict[str, Callable[[], Any]] = {
     "measures.anchors.LogLinear.from_logits": lambda: anchors.LogLinear,
     "measures.anchors.OutputHead.restricted": head,
     "measures.dictionary.SparseCodes.dense": lambda: dictionary.pursue(numbers(4, 6), torch.eye(6).double(), 1),
+    "measures.audit.InputAudit.called": lambda: th.measures.audit.audit_inputs(problem()),
+    "measures.data_audit.LabelAudit.recall": lambda: th.measures.data_audit.audit_labels(classification()),
+    "measures.trials.Setup.set_lr": setup,
     "measures.stability.ConvexBounds.hold": lambda: th.measures.stability.convex_bounds(
         largest_input=2.0, largest_test_input=3.0, rate=0.1, batch=4, visits=5, smoothness=1.0
     ),
@@ -448,6 +481,7 @@ OWNERS: dict[str, Callable[[], Any]] = {
 STAND_INS: dict[str, Callable[..., Any]] = {
     "Monitor.observe": fed_monitor,
     "Monitor.attach": attached_monitor,
+    "Monitor.validated": validated_monitor,
     "Monitor.listen": lambda **given: th.Monitor(nn.MSELoss()).listen(**given),
     "models.build": lambda name, **given: th.models.build(name, **given),
     "runners.kept_open": opened_engine,

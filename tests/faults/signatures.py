@@ -17,7 +17,10 @@ BASELINES: dict[str, Callable[[], Arguments]] = {**baselines.BASELINES, **room_b
 #: Names that stand for something done after the call.
 STAND_INS: dict[str, Callable[..., Any]] = {**baselines.STAND_INS, **room_baselines.STAND_INS}
 
-_MEASURES = "hessian dynamics kernel linearity features anchors dictionary stability quadratic_models audit mode_connectivity"
+_MEASURES = (
+    "hessian dynamics kernel linearity features anchors dictionary stability quadratic_models audit data_audit mode_connectivity "
+    "progress trials"
+)
 _ROOMS = [
     *[
         "problem",
@@ -38,8 +41,6 @@ _ROOMS = [
 ]
 
 _NO_NUMBERS = "takes no number, model, loss, data or optimizer: names, paths and flags alone"
-_DRAWS = "draws rows that results have made"
-_TRAINS = "NOT COVERED YET: trains copies for seconds, and has no valid call small enough here"
 _RECORD = "a record that functions of the package make and users read"
 _AUTHORS = "called by the package, with what the package has made; authors write it"
 _FILES = "its arguments are paths, whose faults are files: test_damaged_files and test_hostile_folders"
@@ -51,12 +52,6 @@ WITHOUT: dict[str, str] = {
     "models.resnet20_from": "needs the weights of that model; `load_weights` is tested",
     "models.llama_from_config": "needs a file's whole configuration; its numbers go to `llama_decoder`",
     "plots.style": _NO_NUMBERS,
-    **dict.fromkeys(
-        ("plots.bars", "plots.layer_ratios", "plots.plot_runs", "plots.range_test"), "draws rows that results have made"
-    ),
-    **dict.fromkeys(("lr_range_test", "measures.dynamics.choose_rate", "measures.dynamics.choose_batch_size"), _TRAINS),
-    **dict.fromkeys(("Monitor.validated", "Problem.few", "measures.audit.InputAudit.called"), "NOT COVERED YET"),
-    "compare_runs": "takes logs and reports, whose faults are files",
     "testing.known_problems": _NO_NUMBERS,
     "testing.dense_gauss_newton": "two functions and tensors, as `dense_hessian`",
     "testing.model_state": "for tests: a model in, its state out",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import random
 import re
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 import theodolite as th
+from tests.faults.baselines import problem, sgd
 from tests.faults.ranges import OPTIONAL, RANGES, SHOWN, keys, range_of
 from tests.faults.signatures import BASELINES, STAND_INS, WITHOUT, declared, numbers_without_a_call, public_callables, resolve
 from theodolite.errors import TheodoliteError
@@ -32,8 +34,11 @@ CRYPTIC = 0.02
 
 
 def like(good: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """The valid value with its tensors changed, or a changed tensor where it has none."""
-    if any(named_tensors(good)):
+    """The valid value with its tensors changed, or a changed tensor where it has none.
+
+    Records of the package are replaced as a whole: its functions make them, and nobody can change the tensors in one.
+    """
+    if any(named_tensors(good)) and not is_record(good):
         return map_tensors(lambda t: change(t.double()), good)
     return change(torch.ones(2, 2, dtype=torch.float64))
 
@@ -61,6 +66,20 @@ BAD: dict[str, Callable[[Any], Any]] = {
     "nan tensor": lambda good: like(good, lambda t: torch.full_like(t, float("nan"))),
     "nan list": lambda good: [float("nan")],
 }
+
+
+#: Objects of another kind than the one that belongs there; each is left out where it is of that kind.
+WRONG: dict[str, Callable[[Any], Any]] = {
+    "object": lambda good: object(),
+    "class": lambda good: nn.Linear,
+    "function": lambda good: repr,
+    "problem": lambda good: problem(),
+    "result": lambda good: th.top_eigenpairs(torch.eye(2).double(), 1, progress=False),
+    "optimizer": lambda good: sgd(nn.Linear(1, 1)),
+    "dict": lambda good: {"a": object()},
+    "objects": lambda good: [object(), object()],
+}
+ALL = {**BAD, **WRONG}
 
 
 @dataclass(frozen=True)
@@ -104,6 +123,27 @@ def all_cases() -> list[Case]:
     return found
 
 
+def wrong_objects() -> list[Case]:
+    """Every argument of every valid call with objects of another kind."""
+    kinds = {bad: type(make(None)) for bad, make in WRONG.items()}
+    return [
+        Case(name, argument, bad)
+        for name, make in BASELINES.items()
+        for argument, good in make().items()
+        if not isinstance(good, bool) and not any(key in SHOWN for key in keys(name, argument))
+        for bad, kind in kinds.items()
+        if not isinstance(good, kind)
+        and not (bad == "function" and callable(good))  # what a function of the user does is its own
+    ]
+
+
+def is_record(value: Any) -> bool:
+    """A frozen record of this package, such as a result, or several of them."""
+    if isinstance(value, dict | list | tuple):
+        return any(map(is_record, value.values() if isinstance(value, dict) else value))
+    return dataclasses.is_dataclass(value) and type(value).__module__.startswith("theodolite")
+
+
 def is_number(value: Any) -> bool:
     """A number, or a list of such."""
     if isinstance(value, list | tuple):
@@ -130,7 +170,7 @@ def patience(seconds: float) -> Iterator[None]:
 def judge(case: Case) -> Judgement:
     """Call the function with one bad value and judge what happens."""
     arguments = BASELINES[case.name]()
-    bad = arguments[case.argument] = BAD[case.bad](arguments[case.argument])
+    bad = arguments[case.argument] = ALL[case.bad](arguments[case.argument])
     allowed = case.allowed(bad)
     try:
         with warnings.catch_warnings(record=True) as warned, patience(PATIENCE):
@@ -224,6 +264,17 @@ def test_bad_values_of_some_arguments():
     """One case in thirty, with every kind of bad value among them; the slow test has all."""
     cases = [case for case in all_cases() if case.name != "survey"]
     judge_all(random.Random(0).sample(cases, 300))
+
+
+def test_wrong_objects_for_some_arguments():
+    judge_all(random.Random(0).sample([case for case in wrong_objects() if case.name != "survey"], 250))
+
+
+@pytest.mark.slow
+def test_wrong_objects_for_every_argument():
+    cases = wrong_objects()
+    assert len(cases) >= 5000
+    judge_all(cases)
 
 
 @pytest.mark.slow

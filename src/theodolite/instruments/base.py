@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from theodolite.arguments import checked, count, positive
+from theodolite.arguments import checked, count, positive, sequence
 from theodolite.arguments import seed as a_seed
 from theodolite.errors import TheodoliteError
 from theodolite.instruments.timings import Timings, Work, columns_for, measure_timings, quickest
@@ -59,7 +59,16 @@ class SurveyContext:
     take and `allowance` what the instrument at work may, in seconds; None where there is no budget.
     """
 
-    @checked(problem=a_problem, lr=positive, optimizer=an_optimizer, population=count, seed=a_seed)
+    @checked(
+        problem=a_problem,
+        lr=positive,
+        optimizer=an_optimizer,
+        population=count,
+        valid=a_problem,
+        batch_size=count,
+        checkpoints=sequence,
+        seed=a_seed,
+    )
     def __init__(
         self,
         problem: Problem,

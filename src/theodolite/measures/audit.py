@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from theodolite.arguments import checked
+from theodolite.arguments import checked, place
 from theodolite.errors import NonFiniteError, WeightingError
 from theodolite.measures.progress.gradient_flow import in_forward_order, record_forward
 from theodolite.problem import Batch, Problem
@@ -51,12 +51,12 @@ def duplicate_rows(matrix: Tensor, tolerance: float = 1e-6) -> list[list[int]]:
 
 def _runs(order: list[int], same: Iterable[bool]) -> list[list[int]]:
     """Groups of neighbours that are the `same` as the one before."""
-    groups = [[place] for place in order[:1]]
-    for place, equal in zip(order[1:], same, strict=True):
+    groups = [[i] for i in order[:1]]
+    for i, equal in zip(order[1:], same, strict=True):
         if equal:
-            groups[-1].append(place)
+            groups[-1].append(i)
         else:
-            groups.append([place])
+            groups.append([i])
     return sorted(sorted(group) for group in groups if len(group) > 1)
 
 
@@ -204,6 +204,7 @@ class InputAudit(Result):
 
     def called(self, feature: int) -> str:
         """How a sentence calls a feature: by its name in quotes, or by its number."""
+        feature = place("feature", feature, self.features)
         return repr(self.names[feature]) if self.names else str(feature)
 
     @property

@@ -15,12 +15,14 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from theodolite.arguments import a_mapping, checked, count, instance, optional, positive, seed
 from theodolite.errors import NonFiniteError
 from theodolite.interrupts import unbroken, unbroken_context
 from theodolite.measures.dynamics.noise import joined_parts
 from theodolite.measures.dynamics.optimizers import BLOWN_UP, copy_optimizer
 from theodolite.measures.kernel.problem_views import reset_of
 from theodolite.problem import Batch, Problem
+from theodolite.problem.arguments import a_module, a_problem, an_optimizer
 from theodolite.results import Cost, Outcome, Result, Row
 
 #: Size of random batches where the data comes as one batch and nothing else is said.
@@ -58,6 +60,7 @@ class Setup:
     def lr(self) -> float:
         return float(self.optimizer.param_groups[0]["lr"])
 
+    @checked(lr=positive)
     def set_lr(self, lr: float) -> None:
         """Another learning rate for the first group; the others keep their ratio to it."""
         factor = lr / (self.lr or 1.0)
@@ -109,6 +112,7 @@ class TrialRuns(Result):
         return " ".join(f"{row['advice'][0].upper()}{row['advice'][1:]}: {outcome_of(row)}." for row in self.trials)
 
 
+@checked(trial=a_mapping)
 def outcome_of(trial: Row) -> str:
     """What became of a change, as a sentence tells it.
 
@@ -125,6 +129,17 @@ def _shown(loss: float) -> str:
     return f"{loss:.3g}" if math.isfinite(loss) else "not finite"
 
 
+@checked(
+    problem=a_problem,
+    remedies=a_mapping,
+    lr=positive,
+    optimizer=an_optimizer,
+    steps=count,
+    batch_size=count,
+    score_on=a_problem,
+    seconds=positive,
+    seed=seed,
+)
 def try_changes(
     problem: Problem,
     remedies: Mapping[str, Remedy],
@@ -174,6 +189,7 @@ def try_changes(
     )
 
 
+@checked(problem=a_problem)
 def usual_batch_size(problem: Problem) -> int:
     """The size of the problem's own batches; where it has one only, that of usual random ones."""
     sizes = sorted(batch.size for batch in problem.data)
@@ -243,6 +259,7 @@ class _Arms:
         return loss_of(model, self.score_on)
 
 
+@checked(model=a_module, problem=a_problem)
 def loss_of(model: nn.Module, problem: Problem) -> float:
     """The loss of another model on the data of a problem, infinite where it is not finite."""
     try:
@@ -251,6 +268,7 @@ def loss_of(model: nn.Module, problem: Problem) -> float:
         return math.inf
 
 
+@checked(problem=a_problem, lr=positive, optimizer=optional(an_optimizer), batch_size=count, seed=seed)
 def copied_setup(
     problem: Problem, lr: float, optimizer: Optimizer | None, batch_size: int, *, fresh: bool = False, seed: int = 0
 ) -> Setup:
@@ -269,6 +287,7 @@ def _better(start: float, own: float, changed: float) -> bool:
     return not math.isfinite(own) or own - changed > max(BETTER * abs(own), BETTER_THAN_START * abs(start))
 
 
+@checked(setup=instance(Setup), steps=count, seed=seed)
 def run_steps(setup: Setup, steps: int, *, seed: int = 0) -> list[float]:
     """The losses of the batches of so many training steps; the last is not finite where the run blew up, and ends there."""
     model, optimizer = setup.model, setup.optimizer
@@ -292,6 +311,7 @@ def run_steps(setup: Setup, steps: int, *, seed: int = 0) -> list[float]:
     return losses
 
 
+@checked(problem=a_problem, batch_size=count, steps=count, seed=seed)
 def random_batches(problem: Problem, batch_size: int, steps: int, seed: int = 0) -> Iterator[Batch]:
     """So many random batches, epoch by epoch; where samples cannot be joined, the problem's own in random order."""
     batches = list(problem.data)
@@ -311,6 +331,7 @@ def random_batches(problem: Problem, batch_size: int, steps: int, seed: int = 0)
         drawn += len(epoch)
 
 
+@checked(model=a_module, seed=seed)
 @unbroken_context
 def in_training(model: nn.Module, seed: int) -> Iterator[None]:
     """Train mode, gradients, and a random state of its own, which is given back; the model is a copy and need not be."""
@@ -321,6 +342,7 @@ def in_training(model: nn.Module, seed: int) -> Iterator[None]:
     model.eval()
 
 
+@checked(model=a_module)
 def cannot_restart(model: nn.Module) -> str:
     """Why the layers of a model cannot draw new weights; empty where they can."""
     for name, module in model.named_modules():
@@ -329,6 +351,7 @@ def cannot_restart(model: nn.Module) -> str:
     return ""
 
 
+@checked(model=a_module, seed=seed)
 def start_anew(model: nn.Module, seed: int) -> None:
     """New weights for every layer, from its own initialisation; those of embeddings no larger than they are now.
 

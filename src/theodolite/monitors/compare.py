@@ -11,8 +11,10 @@ from pathlib import Path
 from statistics import fmean, median, stdev
 from typing import Any
 
+from theodolite.arguments import checked, shown
 from theodolite.monitors.log import MonitorLog, Record, fold, log_path, read_log
 from theodolite.monitors.progress.loss_course import mean_with_error
+from theodolite.monitors.report import MonitorReport
 from theodolite.results import Outcome, Result, Row
 from theodolite.text import number, plural
 
@@ -79,6 +81,13 @@ class RunComparison(Result):
         return (same + ("" if self.parted is None else f"They part at step {self.parted}.")).strip()
 
 
+def _two_names(name: str, value: Any) -> tuple[str, str]:
+    if not isinstance(value, tuple | list) or len(value) != 2 or not all(isinstance(text, str) for text in value):
+        raise ValueError(f"{name} must be two texts, one for each run. Got {shown(value)}.")
+    return value[0], value[1]
+
+
+@checked(names=_two_names)
 def compare_runs(a: Any, b: Any, *, names: tuple[str, str] | None = None) -> RunComparison:
     """Compare two monitored runs: who is ahead at equal steps and at equal time, where they part, and what befell each.
 
@@ -95,7 +104,7 @@ def compare_runs(a: Any, b: Any, *, names: tuple[str, str] | None = None) -> Run
     >>> found.ahead, found.at_step, found.same_until
     ('fast', 99, 0)
     """
-    first, second = _Run.of(a, "first"), _Run.of(b, "second")
+    first, second = _Run.of("a", a, "first"), _Run.of("b", b, "second")
     if names is not None:
         first.name, second.name = names
     if first.name == second.name:
@@ -131,15 +140,16 @@ class _Run:
         self.seconds = _seconds(log, self.steps)
 
     @classmethod
-    def of(cls, given: Any, name: str) -> _Run:
+    def of(cls, argument: str, given: Any, name: str) -> _Run:
+        """The argument of that name, as one of these; `name` is what it is called where it has no name of its own."""
         if isinstance(given, str | PathLike):
             path = log_path(given)
             return cls(read_log(given), path.parent.name if path.name == "monitor.jsonl" else Path(given).stem)
         if isinstance(given, MonitorLog):
             return cls(given, name)
         given = given.report() if hasattr(given, "observe") else given
-        if not hasattr(given, "records"):
-            raise TypeError(f"compare_runs takes logs (a path or a MonitorLog), reports or monitors. Got {type(given).__name__}.")
+        if not isinstance(given, MonitorReport):
+            raise TypeError(f"{argument} must be a log (a path or a MonitorLog), a report or a monitor. Got {shown(given)}.")
         end: Record = {"kind": "end", **given.end_record()}
         return cls(fold([*given.records(), end]), name)
 

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from theodolite.arguments import a_text, also_called, checked, count, optional, positive, whole
+from theodolite.arguments import a_number, a_text, also_called, checked, count, optional, positive, whole
 from theodolite.arguments import seed as a_seed
 from theodolite.interrupts import UnbrokenContext, unbroken_call
 from theodolite.measures.dynamics.optimizers import plain_optimizer
@@ -213,7 +213,7 @@ class Monitor(UnbrokenContext["Monitor"]):
     def validated(self, step: int, loss: float | torch.Tensor) -> None:
         """Take a validation loss that the loop has computed after so many steps: for verdict, log and page."""
         with self.quietly("a validation loss was not taken"):
-            row: Row = {"step": int(step), "loss": float(loss)}
+            row: Row = {"step": whole("step", step), "loss": a_number("loss", loss)}
             self._validation.append(row)
             self._write_record("validation", **row)
 

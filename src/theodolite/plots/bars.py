@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Unpack
 
 import numpy as np
 from matplotlib.axes import Axes
 
+from theodolite.arguments import integer
 from theodolite.plots.axes_style import note
-from theodolite.plots.chart import Labels, chart
+from theodolite.plots.chart import Labels, chart, drawing
 from theodolite.plots.figures import panels
 from theodolite.plots.style import look
 from theodolite.plots.tables import finite, label_of, numbers
@@ -19,6 +21,7 @@ MOST = 24
 _LONG = 24  # characters of a name
 
 
+@drawing("name", "value", most=partial(integer, least=2))
 def bars(rows: Any, name: str, value: str, *, log: bool = False, most: int = MOST, **given: Unpack[Labels]) -> Axes:
     """Column `value` as horizontal bars named by column `name`, in the order of the rows, the first on top.
 

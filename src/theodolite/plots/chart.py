@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, ParamSpec, TypedDict, TypeVar
@@ -49,7 +49,8 @@ def drawing(*columns: str, **rules: Rule) -> Callable[[Callable[P, R]], Callable
 
 def some_keys(name: str, value: Any) -> list[Any]:
     """Values of the column that tells groups apart, at least one."""
-    if isinstance(value, str) or not isinstance(value, Iterable) or getattr(value, "ndim", 1) != 1 or not len(list(value)):
+    shape = getattr(value, "ndim", 1)
+    if isinstance(value, str | Mapping) or not isinstance(value, Iterable) or shape != 1 or not len(list(value)):
         raise ValueError(f"{name} must list values of the column that tells groups apart. Got {shown(value)}.")
     return list(value)
 

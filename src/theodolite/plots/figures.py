@@ -7,7 +7,7 @@ import html
 import math
 import re
 from collections.abc import Iterator
-from io import StringIO
+from io import BytesIO, StringIO
 from os import PathLike
 from pathlib import Path
 from string import ascii_lowercase
@@ -20,6 +20,7 @@ from matplotlib.figure import Figure
 
 from theodolite.arguments import a_path, a_text, checked, number_in, shown, up_to
 from theodolite.arguments import count as positive_count
+from theodolite.files import write_whole
 from theodolite.interrupts import unbroken_context
 from theodolite.plots.style import a_figure, new_figure, style, write
 
@@ -118,19 +119,20 @@ def to_svg(figure: Figure | Axes, *, prefix: str | None = None, title: str | Non
 
 @checked(path=a_path)
 def save(figure: Figure | Axes, path: str | PathLike[str]) -> Path:
-    """Write the figure as .svg, .pdf or .png, without a date; folders are made."""
+    """Write the figure as .svg, .pdf or .png, without a date; folders are made. A file that was there stays until it is done."""
     figure, path = _root(figure), Path(path)
     kind = path.suffix.lower()
     if kind not in (".svg", ".pdf", ".png"):
         raise ValueError(f"path must end in .svg, .pdf or .png. Got {path.name!r}.")
-    path.parent.mkdir(parents=True, exist_ok=True)
     if kind == ".svg":
-        path.write_bytes((_PROLOG + _drawn(figure)).encode())
+        write_whole(path, (_PROLOG + _drawn(figure)).encode())
         return path
     metadata = {"Software": None} if kind == ".png" else {"CreationDate": None, "Creator": None, "Producer": None}
+    content = BytesIO()
     with style(), _as_found(figure):
         figure.draw_without_rendering()
-        figure.savefig(path, format=kind[1:], metadata=metadata)
+        figure.savefig(content, format=kind[1:], metadata=metadata)
+    write_whole(path, content.getvalue())
     return path
 
 

@@ -8,8 +8,9 @@ from typing import Any, Unpack
 import numpy as np
 from matplotlib.axes import Axes
 
+from theodolite.arguments import a_mapping
 from theodolite.plots.axes_style import legend
-from theodolite.plots.chart import Labels, chart
+from theodolite.plots.chart import Labels, chart, drawing
 from theodolite.plots.style import look
 from theodolite.plots.tables import finite, numbers, positive
 
@@ -17,6 +18,7 @@ from theodolite.plots.tables import finite, numbers, positive
 _NAMED = 40
 
 
+@drawing("layer", columns=a_mapping)
 def layer_ratios(rows: Any, columns: Mapping[str, str], *, layer: str = "layer", **labels: Unpack[Labels]) -> Axes:
     """Columns of `rows` on a logarithmic axis, one line of names for each row, the first on top; `columns` gives their names.
 

@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from theodolite.arguments import checked
+from theodolite.arguments import a_mapping, checked, shown
 from theodolite.plots.axes_style import legend, note, reference
 from theodolite.plots.curves import curves
 from theodolite.plots.figures import panels
@@ -101,6 +101,8 @@ def plot_runs(comparison: Any) -> Figure:
 
     `comparison` is what `compare_runs` returns.
     """
+    if not hasattr(comparison, "points") or not hasattr(comparison, "parted"):
+        raise TypeError(f"comparison must be what compare_runs returns. Got {shown(comparison)}.")
     points = [dict(row) for row in comparison.points]
     if not points:
         raise ValueError("Neither run has a step yet, so there is nothing to draw.")
@@ -124,7 +126,7 @@ def _tables(log: Any) -> tuple[dict[str, list[Row]], list[Row]]:
         steps, looks, spikes = log.steps, log.looks, log.spikes
         progress, validation = getattr(log, "progress", ()), getattr(log, "validation", ())
     elif isinstance(log, Iterable) and not isinstance(log, str | bytes | dict):
-        records = list(log)
+        records = [a_mapping("log: a record", row) for row in log]
         steps, looks, spikes, progress, validation = ([row for row in records if row.get("kind") == kind] for kind in _KINDS)
     else:
         raise TypeError(f"log must be a MonitorReport, a MonitorLog or a list of its records. Got {type(log).__name__}.")

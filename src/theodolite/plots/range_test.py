@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
@@ -10,13 +9,22 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 
+from theodolite.arguments import positive
 from theodolite.plots.axes_style import note, reference, span
+from theodolite.plots.chart import drawing
 from theodolite.plots.style import GREY, PALETTE, new_axes, style
+from theodolite.plots.tables import ascending_pair, read
 
 #: Room above the curves for the names of the marks, as a share of the height of the curves: four lines of text.
 NAMES = 0.3
 
 
+def _window(name: str, value: Any) -> tuple[float, float] | None:
+    """Two rates, or none, as a critical rate has them."""
+    return None if isinstance(value, tuple | list) and not value else ascending_pair(name, value)
+
+
+@drawing(suggestion=positive, own=positive, critical=positive, window=_window)
 def range_test(
     rows: Any,
     *,
@@ -36,9 +44,7 @@ def range_test(
     >>> ax.get_xscale(), ax.get_xlabel()
     ('log', 'learning rate')
     """
-    table = sorted((dict(row) for row in rows), key=lambda row: (row["sweep"], row["rate"]))
-    if not table:
-        raise ValueError("range_test needs at least one row.")
+    table = sorted(read(rows, "sweep", "rate", "loss", "smoothed"), key=lambda row: (row["sweep"], row["rate"]))
     rates = np.array([row["rate"] for row in table], dtype=float)
     losses = np.array([row["loss"] for row in table], dtype=float)
     with style():
@@ -53,7 +59,7 @@ def range_test(
         ax.set_xlabel("learning rate")
         ax.set_ylabel("loss of the batch")
         ax.set_title(title or "Loss while the learning rate rises")
-    if window and len(window) == 2:
+    if window:
         low, high = max(window[0], rates.min()), min(window[1], rates.max())
         if low < high:
             span(ax, x=(low, high), label="catapults", colour=PALETTE[4])
@@ -80,7 +86,7 @@ def _until(sweep: Sequence[Any], high: float) -> tuple[list[float], list[float]]
 
 
 def _mark(ax: Axes, place: float | None, label: str, colour: str) -> None:
-    if place is None or not math.isfinite(place):
+    if place is None:
         return
     low, high = ax.get_xlim()
     if low <= place <= high:

@@ -68,8 +68,8 @@ def a_loss(name: str, value: Any) -> Any:
 
 
 def a_plain_function(name: str, value: Any) -> Any:
-    """Something that can be called, and is no model."""
-    if not callable(value) or isinstance(value, nn.Module):
+    """Something that can be called, and is neither a model nor a class."""
+    if not callable(value) or isinstance(value, nn.Module | type):
         raise ArgumentError(f"{name} must be a function. {_got(value)}")
     return value
 

@@ -113,7 +113,7 @@ def select_parameters(model: nn.Module, params: Selector) -> Selection:
         raise ParameterSelectionError(f"model: {lazy[0]} has no shape yet: run the model once on a batch before measuring it.")
     if params is None:
         chosen = [k for k, p in available.items() if p.requires_grad]
-    elif callable(params) and not isinstance(params, nn.Module):
+    elif callable(params) and not isinstance(params, nn.Module | type):
         chosen = [k for k, p in available.items() if params(names[k], p)]
     else:
         chosen = _match(available, params)
@@ -146,7 +146,7 @@ def _match(available: dict[str, nn.Parameter], params: Any) -> list[str]:
                 f"Pass the model's own parameters, or their names: {_shown(list(names.values()))}."
             )
         else:
-            kind = f"{type(item).__name__}: pass its .parameters()" if isinstance(item, nn.Module) else repr(item)
+            kind = f"{type(item).__name__}: pass its .parameters()" if isinstance(item, nn.Module) else shown(item)
             raise ParameterSelectionError(
                 "params must be None, a glob or a list of globs on names, parameters of the model, or a function "
                 f"(name, parameter) -> bool. Got {kind}. Names: {_shown(list(names.values()))}."

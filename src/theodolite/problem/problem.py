@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from theodolite.arguments import a_text, about, checked, count, integer, one_of, whole
-from theodolite.errors import BatchCoupledError, DerivativeWarning, NonFiniteError
+from theodolite.errors import ArgumentError, BatchCoupledError, DerivativeWarning, NonFiniteError
 from theodolite.interrupts import unbroken, unbroken_context
-from theodolite.problem.arguments import a_loss, a_model, a_plain_function, a_tensor
+from theodolite.problem.arguments import a_loss, a_model, a_module, a_plain_function, a_tensor
 from theodolite.problem.batches import HOLD_BYTES, Batch, BatchParser, Data, generators_of, join_trees, read_data
 from theodolite.problem.calling import Evaluation, KeepFloat64, Loss, ModelCall, OutputChoice, copy_model, probe, unwrap
 from theodolite.problem.calling.probe import jackknife_error, refuse_unseen_dependence
@@ -355,6 +355,7 @@ class Problem:
                 f"{quantity} takes parts of the batches, but {self.coupled}. Remedy: give the data in the batches of training."
             )
 
+    @checked(count=count)
     def few(self, count: int) -> Batch:
         """The first samples of the first batch, or all of it where it must not be cut."""
         batch = next(iter(self.data))
@@ -405,7 +406,9 @@ class Problem:
     def with_model(self, model: nn.Module, loss: Loss = None) -> Problem:
         """The same problem on another model of the same architecture (and another loss, where one is given)."""
         other = self._copy()
-        other.model = unwrap(model)
+        other.model = unwrap(a_module("model", model))
+        if missing := set(self.names).difference(name for name, _ in other.model.named_parameters()):
+            raise ArgumentError(f"model must be of the architecture of this problem's: it has no parameter {min(missing)}.")
         other.elsewhere = self.elsewhere if other.model is self.model else {}
         own = self.loss_function
         other._set_loss(loss or own, self._call.for_model(other.model, own) if loss is None else ModelCall(other.model, loss))

@@ -126,7 +126,7 @@ def reduction_of(loss: Any) -> str | None:
 
 def given_weights(batches: Iterable[Batch], count: int, batch_weight: BatchWeight) -> tuple[float, ...]:
     """Weights that the user gave: a number per batch, or a function of the batch."""
-    if callable(batch_weight) and not isinstance(batch_weight, nn.Module):
+    if callable(batch_weight) and not isinstance(batch_weight, nn.Module | type):
         weights = tuple(_number(batch_weight(b)) for b in batches)
     elif isinstance(batch_weight, Iterable) and not isinstance(batch_weight, str | bytes | Mapping):
         weights = tuple(_number(w) for w in batch_weight)

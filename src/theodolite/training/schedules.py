@@ -102,7 +102,7 @@ def as_schedule(schedule: Schedule | Mapping[int, float] | float | None) -> Sche
     >>> rate(0), rate(49), rate(50)
     (0.1, 0.1, 0.01)
     """
-    if schedule is None or (callable(schedule) and not isinstance(schedule, nn.Module)):
+    if schedule is None or (callable(schedule) and not isinstance(schedule, nn.Module | type)):
         return schedule
     if isinstance(schedule, int | float):
         rate = positive("schedule", schedule)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from theodolite.arguments import checked, count, seed
+from theodolite.arguments import checked, count, seed, sequence, series, whole
 from theodolite.measures.data_audit.discreteness import coincide
 from theodolite.measures.data_audit.neighbours import (
     LeaveOneOut,
@@ -92,6 +92,7 @@ class LabelAudit(Result):
         total, equal = sum(self.counts), len(self.counts)
         return tuple(i for i, n in enumerate(self.counts) if n * equal < RARE * total)
 
+    @checked(of=series, classes=lambda name, value: [whole(f"{name}[{i}]", c) for i, c in enumerate(sequence(name, value))])
     def recall(self, of: tuple[float, ...], classes: tuple[int, ...]) -> float:
         """How often some classes are recognised, each counted alike; NaN where it is not known."""
         known = [of[i] for i in classes if i < len(of) and not math.isnan(of[i])]

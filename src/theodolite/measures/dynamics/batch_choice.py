@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 from torch.optim import Optimizer
 
-from theodolite.arguments import checked, count, positive, seed
+from theodolite.arguments import checked, count, finite, positive, seed
 from theodolite.measures import trials
 from theodolite.measures.dynamics.rate_choice import LEAST, LONGER, Bench, Pair, share_of_progress, times
 from theodolite.problem import Problem
-from theodolite.problem.arguments import a_problem
+from theodolite.problem.arguments import a_problem, an_optimizer
 from theodolite.results import Cost, Outcome, Result, Row
 
 #: How much larger the other batch is, and how large at least.
@@ -48,7 +48,17 @@ class BatchChoice(Result):
         return f"Batches of {self.own} are {verdict}: {self.steps} steps end at {ends[0]}, with {self.larger} at {ends[1]}."
 
 
-@checked(problem=a_problem, lr=positive, batch_size=count, steps=count, seconds=positive, seed=seed)
+@checked(
+    problem=a_problem,
+    lr=positive,
+    optimizer=an_optimizer,
+    batch_size=count,
+    steps=count,
+    score_on=a_problem,
+    trivial=finite,
+    seconds=positive,
+    seed=seed,
+)
 def choose_batch_size(
     problem: Problem,
     lr: float,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.optim import Optimizer
 
-from theodolite.arguments import checked, count, positive, seed
+from theodolite.arguments import checked, count, instance, positive, seed
 from theodolite.errors import TheodoliteError
 from theodolite.measures import trials
 from theodolite.measures.dynamics.critical import CriticalRate, critical_learning_rate
@@ -83,7 +83,17 @@ class RangeTest(Result):
         return f"With {self.optimizer} and batches of {self.batch_size} the loss {falls}{rises}."
 
 
-@checked(problem=a_problem, lr=positive, batch_size=count, low=positive, high=positive, steps=count, sweeps=count, seed=seed)
+@checked(
+    problem=a_problem,
+    lr=positive,
+    batch_size=count,
+    low=positive,
+    high=positive,
+    steps=count,
+    sweeps=count,
+    critical=instance(CriticalRate, bool, wanted="True, False or what critical_learning_rate found"),
+    seed=seed,
+)
 def lr_range_test(
     problem: Problem,
     optimizer: Optimizer | str | None = None,

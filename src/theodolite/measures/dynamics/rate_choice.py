@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from torch.optim import Optimizer
 
-from theodolite.arguments import checked, count, positive, seed
+from theodolite.arguments import checked, count, each, finite, positive, seed
 from theodolite.measures import trials
 from theodolite.measures.dynamics.optimizers import plain_optimizer
 from theodolite.problem import Problem
@@ -133,13 +133,28 @@ class RateChoice(Result):
         return f"{self.steps} steps at {self.recommended:.2g} bring the loss from {self.start:.3g} to {self.best_final:.3g}"
 
 
-@checked(problem=a_problem, lr=positive, batch_size=count, steps=count, seconds=positive, seed=seed)
+def _rates(name: str, value: Any) -> list[float]:
+    """Learning rates, or none."""
+    return [] if isinstance(value, list | tuple) and not value else each(positive)(name, value)
+
+
+@checked(
+    problem=a_problem,
+    lr=positive,
+    others=_rates,
+    batch_size=count,
+    steps=count,
+    score_on=a_problem,
+    trivial=finite,
+    seconds=positive,
+    seed=seed,
+)
 def choose_rate(
     problem: Problem,
     lr: float | None = None,
     optimizer: Optimizer | str | None = None,
     *,
-    others: Iterable[float] = (),
+    others: Sequence[float] = (),
     batch_size: int | None = None,
     steps: int = 60,
     score_on: Problem | None = None,
@@ -176,7 +191,7 @@ def choose_rate(
     bench = Bench(problem, optimizer, width, steps, score_on or problem, seed)
     if seconds is not None:
         bench.fit(seconds, lr or next(iter(others), 1e-6))
-    found = _Decision(bench, lr, tuple(others), trivial).made()
+    found = _Decision(bench, lr, others, trivial).made()
     return replace(found, seed=seed, cost=Cost(time.perf_counter() - began, "short trainings of copies", 0, problem.notes))
 
 

@@ -15,7 +15,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from theodolite.arguments import checked, count, fraction, instance, number_in, optional_integer, place, sequence, shown
+from theodolite.arguments import (
+    checked,
+    count,
+    each,
+    fraction,
+    instance,
+    integer,
+    number_in,
+    optional_integer,
+    place,
+    sequence,
+    shown,
+)
 from theodolite.problem.arguments import a_model, of_dimensions
 from theodolite.results import Outcome, Result, Row, fields_of
 
@@ -78,10 +90,10 @@ class Graph:
             count if vertices is None else vertices,
             edges,
             skips,
-            _vector(weight_of),
-            _vector(fan_in),
-            _vector(_numbers("inputs", inputs, labels)),
-            _vector(_numbers("outputs", outputs, labels)),
+            _vector("weight_of", weight_of),
+            _vector("fan_in", fan_in),
+            _vector("inputs", _numbers("inputs", inputs, labels)),
+            _vector("outputs", _numbers("outputs", outputs, labels)),
             labels,
         )
 
@@ -227,14 +239,19 @@ def _numbers(
     if vertices is None or isinstance(vertices, Tensor) or labels is None:
         return vertices
     index = {label: i for i, label in enumerate(labels)}
-    unknown = [vertex for vertex in vertices if vertex not in index]
+    unknown = [vertex for vertex in sequence(name, vertices) if not isinstance(vertex, Hashable) or vertex not in index]
     if unknown:
         raise ValueError(f"{name} must be vertices of the graph: {', '.join(map(repr, labels))}. Got {shown(unknown)}.")
     return [index[vertex] for vertex in vertices]
 
 
-def _vector(values: Sequence[int] | Tensor | None) -> Tensor | None:
-    return None if values is None else torch.as_tensor(values, dtype=torch.int64)
+def _vector(name: str, values: Sequence[int] | Tensor | None) -> Tensor | None:
+    """Whole numbers as a tensor; a fraction is refused and not cut off."""
+    if not isinstance(values, Tensor):
+        return None if values is None else torch.tensor(each(integer)(name, values), dtype=torch.int64)
+    if values.ndim != 1 or values.is_meta or values.is_floating_point() or values.is_complex():
+        raise ValueError(f"{name} must be a list or a vector of whole numbers. Got {values.dtype} numbers, {shown(values)}.")
+    return values.to(torch.int64)
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)

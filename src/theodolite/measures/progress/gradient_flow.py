@@ -19,7 +19,7 @@ from theodolite.measures.progress.new_weights import new_module
 from theodolite.measures.trials import copied_setup
 from theodolite.problem import Problem
 from theodolite.problem.activations import Call, Hooks
-from theodolite.problem.arguments import a_problem, of_dimensions
+from theodolite.problem.arguments import a_problem, an_optimizer, of_dimensions
 from theodolite.problem.parameters import Layer
 from theodolite.results import Cost, Outcome, Result, Row
 
@@ -80,7 +80,7 @@ class GradientFlow(Result):
         return f"In {len(ratios)} layers the {what} is between {min(ratios):.2g} and {max(ratios):.2g} times the weights."
 
 
-@checked(problem=a_problem, lr=positive, gradient=of_dimensions(1))
+@checked(problem=a_problem, lr=positive, optimizer=an_optimizer, gradient=of_dimensions(1))
 def gradient_flow(
     problem: Problem, *, lr: float | None = None, optimizer: Optimizer | None = None, gradient: Tensor | None = None
 ) -> GradientFlow:

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from theodolite.arguments import checked, count, positive, seed
+from theodolite.arguments import a_number, an_error, checked, count, finite, optional, positive, seed, series
 from theodolite.measures.dynamics.noise import random_parts
 from theodolite.measures.progress.trivial import LossKind, Trivial, loss_kind, trivial_prediction
 from theodolite.measures.trials import Setup, copied_setup, in_training, random_batches, run_steps, usual_batch_size
 from theodolite.problem import Batch, Problem
 from theodolite.problem.accuracy import right_answers
-from theodolite.problem.arguments import a_problem
+from theodolite.problem.arguments import a_problem, an_optimizer
 from theodolite.results import Cost, Outcome, Result, Row
 
 State = Literal["learning", "learned", "not learning", "diverges", "unknown"]
@@ -173,7 +173,7 @@ def _falls(loss: float, slope: float | None, error: float | None) -> bool:
     return slope is not None and slope < -max(SIGMAS * (error or 0.0), HARDLY * abs(loss))
 
 
-@checked(problem=a_problem, lr=positive, steps=count, batch_size=count, seed=seed)
+@checked(problem=a_problem, lr=positive, optimizer=an_optimizer, valid=a_problem, steps=count, batch_size=count, seed=seed)
 def learning_progress(
     problem: Problem,
     *,
@@ -241,6 +241,14 @@ def learning_progress(
     )
 
 
+@checked(
+    loss=finite,
+    trivial=optional(finite),
+    margin_error=an_error,
+    slope=optional(a_number),
+    slope_error=optional(an_error),
+    losses=series,
+)
 def judge_state(
     loss: float,
     trivial: float | None,

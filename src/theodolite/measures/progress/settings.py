@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Adagrad, Adam, Adamax, NAdam, Optimizer, RAdam, RMSprop
 
-from theodolite.arguments import checked, count, positive, seed
+from theodolite.arguments import checked, count, instance, positive, seed
 from theodolite.interrupts import unbroken
 from theodolite.measures.dynamics.noise import random_parts
 from theodolite.measures.dynamics.optimizers import decoupled, plain_optimizer, weight_decay
@@ -23,7 +23,7 @@ from theodolite.measures.progress.new_weights import looks_new
 from theodolite.measures.progress.trivial import loss_kind
 from theodolite.measures.trials import Remedy, Setup, try_changes, usual_batch_size
 from theodolite.problem import Problem
-from theodolite.problem.arguments import a_problem
+from theodolite.problem.arguments import a_problem, an_optimizer, of_dimensions
 from theodolite.problem.parameters import clean_names
 from theodolite.results import Cost, Outcome, Result, Row
 
@@ -96,7 +96,16 @@ class SetupCheck(Result):
         return f"{self.trained} parameters train{without}."
 
 
-@checked(problem=a_problem, lr=positive, batch_size=count, seed=seed)
+@checked(
+    problem=a_problem,
+    lr=positive,
+    optimizer=an_optimizer,
+    valid=a_problem,
+    batch_size=count,
+    progress=instance(LearningProgress, wanted="what learning_progress found"),
+    gradient=of_dimensions(1),
+    seed=seed,
+)
 def check_setup(
     problem: Problem,
     *,

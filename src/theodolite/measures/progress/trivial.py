@@ -16,8 +16,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from theodolite.arguments import checked, instance
 from theodolite.problem import Batch, Problem
 from theodolite.problem.accuracy import answers, class_axis
+from theodolite.problem.arguments import a_problem
 from theodolite.problem.calling import Evaluation
 from theodolite.problem.tensors import named_tensors
 from theodolite.problem.weighting import ignored_label
@@ -68,6 +70,7 @@ class Trivial:
     loss: float | None = None
 
 
+@checked(problem=a_problem, found=instance(Evaluation), batch=instance(Batch))
 def loss_kind(problem: Problem, found: Evaluation, batch: Batch) -> LossKind | None:
     """Which known loss the problem's is, from its type or by trying it on made-up outputs; inside a session."""
     loss, target, output = problem.loss_function, batch.target, found.output.detach()
@@ -141,6 +144,7 @@ def _cross_entropy(output: Tensor, labels: Tensor, axis: int, ignored: int) -> T
     return functional.cross_entropy(flat, labels.reshape(-1), ignore_index=ignored)
 
 
+@checked(problem=a_problem, kind=instance(LossKind), found=instance(Evaluation))
 def trivial_prediction(problem: Problem, kind: LossKind, found: Evaluation) -> Trivial | None:
     """The best prediction that is the same for all samples, from the targets of all the data."""
     targets = [batch.target for batch in problem.data]

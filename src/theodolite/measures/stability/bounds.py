@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from theodolite.arguments import also_called, checked, count, nonnegative, positive, sequence, shown
-from theodolite.problem.arguments import a_finite_tensor, numbers_in
+from theodolite.problem.arguments import a_finite_tensor, as_finite_tensor, numbers_in
 from theodolite.results import Result, Row
 
 _NUMBERS = 2**23  # held at once while batches are gathered: 64 MB in float64
@@ -132,7 +132,7 @@ def convex_bounds(
 
 def _indices(name: str, value: Any) -> Any:
     """Batches of whole numbers, as one tensor or as several."""
-    parts = [value] if isinstance(value, Tensor) else [torch.as_tensor(part) for part in sequence(name, value)]
+    parts = [value] if isinstance(value, Tensor) else [as_finite_tensor(name, part) for part in sequence(name, value)]
     if any(part.is_meta or part.is_floating_point() or part.dtype == torch.bool for part in parts):
         raise ValueError(f"{name} must hold whole numbers, indices of the inputs. Got {shown(value)}.")
     return value

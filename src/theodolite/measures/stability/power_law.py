@@ -550,7 +550,8 @@ def _table(rows: Any, *columns: str) -> list[Row]:
         if missing:
             known = [str(column) for column in missing[0]]
             raise ValueError(
-                f"gap and stab must be columns of the rows. One has no {name!r}. Nearest: {', '.join(nearest(name, known))}."
+                f"rows_or_result: gap and stab must be columns of the rows. One has no {name!r}. "
+                f"Nearest: {', '.join(nearest(name, known))}."
             )
     return table
 

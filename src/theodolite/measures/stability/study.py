@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from theodolite.arguments import a_text, also_called, checked, choice, integer, place, shown
+from theodolite.arguments import a_text, also_called, checked, choice, integer, place, positive, shown
 from theodolite.arguments import whole as a_whole
 from theodolite.interrupts import called_within
 from theodolite.measures.mode_connectivity import POLICIES, BatchNormPolicy, LinearPath, linear_path
@@ -406,9 +406,8 @@ def read_length(stop: Any, steps: Any, epochs: Any, loss_target: Any) -> tuple[i
         if steps is not None:
             raise ValueError(f"stop='epochs' takes epochs in place of steps; leave steps out. Got steps={shown(steps)}.")
         return None, whole("epochs", epochs, 1), None
-    if stop == "train_loss" and not (isinstance(loss_target, Real) and float(loss_target) > 0):
-        raise ValueError(f"stop='train_loss' needs loss_target, a positive loss. Got {shown(loss_target)}.")
-    return whole("steps", steps, 1), None, None if loss_target is None else float(loss_target)
+    target = positive("stop='train_loss' needs loss_target, which", loss_target) if stop == "train_loss" else None
+    return whole("steps", steps, 1), None, target
 
 
 def read_settings(settings: Mapping[str, Any]) -> dict[str, Any]:

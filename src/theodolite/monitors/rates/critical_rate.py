@@ -105,6 +105,10 @@ class CriticalRateLR(LRScheduler):
         first = float(optimizer.param_groups[0]["lr"])
         if not first > 0:
             raise ValueError("optimizer: the rate of its first group must be positive, for the other groups are measured by it.")
+        if last_epoch >= 0 and any("initial_lr" not in group for group in optimizer.param_groups):
+            raise ValueError(
+                "last_epoch goes on with the optimizer of an earlier scheduler: load its state first, or leave last_epoch out."
+            )
         self.shares = [float(group["lr"]) / first for group in optimizer.param_groups]
         super().__init__(optimizer, last_epoch)
 

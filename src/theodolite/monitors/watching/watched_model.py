@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from theodolite.arguments import about, positive, shown
+from theodolite.arguments import a_number, about, positive
 from theodolite.errors import NonFiniteError, WeightingError
 from theodolite.interrupts import unbroken, unbroken_context
 from theodolite.measures.dynamics.noise import joined_parts
@@ -152,10 +152,7 @@ def _outputs(model: nn.Module, calls: list[Call], loss: Tensor) -> Any:
 
 def _as_loss(value: Any) -> float:
     """The loss of a step as the loop gives it: a number or a tensor of one, NaN where the run has blown up."""
-    try:
-        return float(value)
-    except (TypeError, ValueError, RuntimeError):
-        raise ValueError(f"value must be the loss of the step, a number. Got {shown(value)}.") from None
+    return a_number("value", value)
 
 
 def loss_of(found: Any) -> Any:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from theodolite.problem.arguments import as_finite_tensor
 from theodolite.problem.batches import Batch, BatchParser, is_bare
 from theodolite.training.schedules import epoch_order
 
@@ -24,7 +25,7 @@ def read_index(index: Tensor | Sequence[Sequence[int]] | None, replicas: int, po
     """(R, m): which samples of the pool each replica owns."""
     if index is None:
         return None
-    chosen = torch.as_tensor(index)
+    chosen = as_finite_tensor("index", index)
     if chosen.is_floating_point() or chosen.dtype == torch.bool or chosen.ndim not in (1, 2) or not chosen.numel():
         raise ValueError(
             f"index must hold whole numbers, (R, m) or (m,) for all: one list of samples per replica. Got {chosen.dtype} of "

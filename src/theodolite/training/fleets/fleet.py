@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -104,10 +103,7 @@ def _factor(schedule: AnySchedule) -> Schedule:
     factor = as_schedule(schedule)
 
     def checked(step: int) -> float:
-        found = 1.0 if factor is None else float(factor(step))
-        if not 0.0 <= found < math.inf:
-            raise ValueError(f"schedule must give finite factors that are not negative. Got {found} at step {step}.")
-        return found
+        return 1.0 if factor is None else nonnegative(f"what schedule gives for step {step}", factor(step))
 
     return checked
 

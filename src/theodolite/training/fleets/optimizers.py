@@ -129,7 +129,7 @@ def fleet_optimizer(
         return _by_name(optimizer, given), None
     if hasattr(optimizer, "columns") and hasattr(optimizer, "step"):
         rule, rate = optimizer, None
-    elif callable(optimizer) and not isinstance(optimizer, nn.Module):
+    elif callable(optimizer) and not isinstance(optimizer, nn.Module) and _makes_optimizers(optimizer):
         rule, rate = _from_torch(optimizer([p.detach().clone().requires_grad_() for p in example]))
     else:
         raise TypeError(f"optimizer must be a name ({', '.join(map(repr, _KNOWN))}) or a function. Got {shown(optimizer)}.")
@@ -151,12 +151,17 @@ def _by_name(name: str, given: Mapping[str, Any]) -> FleetOptimizer:
     return make(**given)
 
 
+def _makes_optimizers(given: Any) -> bool:
+    """Any function may; of the classes those of torch's optimizers do."""
+    return not isinstance(given, type) or issubclass(given, Optimizer)
+
+
 def _from_torch(optimizer: Any) -> tuple[FleetOptimizer, float]:
     name = type(optimizer).__name__.lower()
     if not isinstance(optimizer, Optimizer) or name not in _KNOWN or len(optimizer.param_groups) != 1:
         raise ValueError(
-            f"A fleet runs SGD, Adam and AdamW with one parameter group. Got {type(optimizer).__name__}; use th.train in a loop "
-            "over the replicas for other optimizers, or pass a rule with `columns` and `step`."
+            f"optimizer: a fleet runs SGD, Adam and AdamW with one parameter group. Got {type(optimizer).__name__}; use th.train "
+            "in a loop over the replicas for other optimizers, or pass a rule with `columns` and `step`."
         )
     group = optimizer.param_groups[0]
     foreign = [flag for flag in ("maximize", "amsgrad") if group.get(flag)]

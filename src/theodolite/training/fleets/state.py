@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from theodolite.arguments import shown
+from theodolite.errors import ArgumentError
 from theodolite.interrupts import called_within, unbroken
 from theodolite.problem.calling import copy_model
 
@@ -144,6 +146,12 @@ def seeded_factory(factory: Callable[..., nn.Module]) -> Factory:
     except (TypeError, ValueError):
         return factory
     places = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    needed = [p.name for p in places if p.default is p.empty]
+    if len(needed) > 1:
+        raise ArgumentError(
+            f"factory is called with the seed alone, as lambda seed: nn.Linear(2, 1). Got {shown(factory)}, which needs "
+            f"{' and '.join(needed)}."
+        )
     wants = any(p.default is p.empty or p.name == "seed" for p in places) or any(p.kind == p.VAR_POSITIONAL for p in parameters)
     return factory if wants else lambda seed: factory()
 

@@ -19,7 +19,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from theodolite.arguments import checked, choice, each, nonnegative, number_in, sequence, whole
+from theodolite.arguments import checked, choice, each, nonnegative, number_in, sequence, shown, whole
 from theodolite.errors import NonFiniteError
 from theodolite.measures.anchors.probing.bulk import check_one_top
 from theodolite.measures.anchors.probing.streams import NormalEquations
@@ -379,7 +379,10 @@ def _contexts(
         down[first:] = 1 / (one.contexts - first)
         return _Contexts(one, two, pre, down, mu, "supplied")
     if mu is not None:
-        raise ValueError("On one set of contexts μ is computed from the probabilities; leave mu out.")
+        raise ValueError(
+            "On one set of contexts μ is computed from the probabilities: leave mu out, or give downstream as a pair "
+            f"(teacher, student) of models. Got {shown(downstream)}."
+        )
     if downstream is None:
         return _Contexts(one, two, pre, pre, None, "one distribution")
     return _Contexts(one, two, pre, _probabilities(downstream, first, "downstream"), None, "computed")

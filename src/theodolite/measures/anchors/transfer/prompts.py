@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from theodolite.arguments import at_least, checked, each, finite, instance, shown, whole
+from theodolite.arguments import at_least, checked, each, finite, instance, mapping_of, number_in, shown, whole
 from theodolite.measures.anchors.probing.bulk import check_one_top, log_bulk_partition
 from theodolite.measures.anchors.probing.heads import find_head, states_of
 from theodolite.measures.anchors.probing.inputs import check_ids, context_length, model_kind, tokenise
@@ -119,7 +119,15 @@ def _alike(lengths: Tensor, batch_size: int, *, exactly: bool) -> Iterator[Tenso
         yield from group.split(batch_size)
 
 
-@checked(models=instance(dict), labels=each(whole), a=each(finite), b=each(finite), anchor=a_finite_tensor, top=whole)
+@checked(
+    models=mapping_of(instance(LogLinear)),
+    labels=each(whole),
+    a=each(finite),
+    b=each(finite),
+    anchor=a_finite_tensor,
+    top=whole,
+    mu=mapping_of(number_in(above=0, most=1)),
+)
 def compare_prompts(
     models: dict[str, LogLinear],
     *,
