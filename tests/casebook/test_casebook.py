@@ -110,5 +110,5 @@ def test_no_two_findings_contradict_each_other(name):
     assert not {"vanishing gradients", "exploding gradients"} <= causes
     praised = {f.label for f in survey.findings if f.severity is Severity.GOOD}
     assert {label: DENIED[label] & causes for label in praised & DENIED.keys() if DENIED[label] & causes} == {}
-    if survey.verdict.learning is False:
+    if survey.learning is False:
         assert not praised & {"learning", "learned"}
