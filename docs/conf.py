@@ -44,6 +44,7 @@ python_maximum_signature_line_length = 100
 html_theme = "alabaster"
 html_title = f"Theodolite {release}"
 html_static_path = ["_static"]
+templates_path = ["_templates"]
 html_css_files = ["theodolite.css"]
 html_copy_source = False
 html_show_sphinx = False

@@ -98,6 +98,9 @@ def spectral_density(
     the standard deviation of the smoothing kernel, by default 0.6 times the spectral range over `steps`. The grid has `points`
     points, and more where it takes more to resolve the kernel.
 
+    Returns:
+        A `Density` on a grid with its standard errors and `.plot()`; of a mapping, one by name.
+
     >>> import torch
     >>> d = spectral_density(torch.diag(torch.tensor([1.0, 2.0, 3.0]).double()), probes=4, steps=3)
     >>> [round(float(node), 6) for node in d.nodes], round(float(d.weights.sum()), 6)

@@ -135,6 +135,9 @@ def top_eigenpairs(
         seed: of the random start and the verification.
         progress: show a bar; None shows it on a terminal only.
 
+    Returns:
+        `Eigenpairs`: values, vectors and the residual of each; of a mapping, one by name.
+
     >>> import torch
     >>> pairs = top_eigenpairs(torch.diag(torch.tensor([5.0, 3.0, 3.0, 1.0, -4.0]).double()), k=3)
     >>> [round(float(v), 6) for v in pairs.values], pairs.converged

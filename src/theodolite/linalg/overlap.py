@@ -13,6 +13,9 @@ def subspace_overlap(u: Any, v: Any) -> float:
 
     U and V are tensors or arrays (n, k). Two random k-dimensional subspaces of R^n overlap by k/n on average.
 
+    Returns:
+        The overlap as a float: 1 for the same subspace, 0 for orthogonal ones.
+
     >>> e = torch.eye(4).double()
     >>> subspace_overlap(e[:, :2], e[:, 1:3])
     0.5
@@ -25,6 +28,9 @@ def subspace_overlap(u: Any, v: Any) -> float:
 
 def overlap_curve(u: Any, v: Any) -> Tensor:
     """`subspace_overlap(U[:, :k], V[:, :k])` for k = 1, 2, ... up to the smaller width.
+
+    Returns:
+        The overlaps as a vector, the first that of one column each.
 
     >>> e = torch.eye(4).double()
     >>> overlap_curve(e[:, :2], e[:, [1, 0]])

@@ -311,6 +311,9 @@ def linear_path(
         accuracy: `"auto"`, None for no accuracy, or `(output, target) -> bits`, one per label: whether the answer is right.
         batch_size: larger batches are evaluated in parts of about equal size, this at most.
 
+    Returns:
+        A `LinearPath`: losses and accuracies along it, `barrier` with its error, and `.plot()`.
+
     >>> model = nn.Linear(1, 2, bias=False)
     >>> a, b = {"weight": torch.tensor([[1.0], [-1.0]])}, {"weight": torch.tensor([[3.0], [1.0]])}
     >>> data = torch.tensor([[1.0], [-2.0]]), torch.tensor([0, 1])

@@ -28,6 +28,12 @@ class LinearOperator(ABC):
     returns (m, k); those that are not symmetric also write `_rmatmat` for the transposed product.
     Users write `op @ v` and `op @ V`. Products are returned in the wider of the two dtypes, so float64
     vectors stay float64 beside a float32 network.
+
+    >>> class Doubled(LinearOperator):
+    ...     def _matmat(self, block):
+    ...         return 2.0 * block
+    >>> (Doubled((3, 3), dtype=torch.float64, symmetric=True) @ torch.ones(3)).tolist()
+    [2.0, 2.0, 2.0]
     """
 
     def __init__(

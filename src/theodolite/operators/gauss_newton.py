@@ -159,6 +159,9 @@ def gauss_newton(
     For any twice differentiable loss of the output (cross-entropy, squared error, ...); positive semi-definite
     when the loss is convex in the output. Arguments as for `hessian`.
 
+    Returns:
+        A `GaussNewtonOperator` (p, p): `G @ v`, also for columns of vectors.
+
     >>> import torch
     >>> model = torch.nn.Linear(1, 1, bias=False).double()
     >>> problem = Problem(model, torch.nn.MSELoss(), (torch.tensor([[2.0]]).double(), torch.zeros(1, 1).double()))

@@ -86,6 +86,9 @@ def hessian(
     once or one by one. A Sequential of Linear layers and elementwise activations needs no graph: its products are
     written down in closed form, which is quicker; `closed_form=False` forces double backward there too.
 
+    Returns:
+        A `HessianOperator` (p, p): `H @ v`, also for columns of vectors.
+
     >>> import torch
     >>> model = torch.nn.Linear(2, 1, bias=False).double()
     >>> x = torch.tensor([[1.0, 0.0], [0.0, 3.0]]).double()

@@ -165,6 +165,9 @@ def layer_hessians(
     A layer is a module that owns parameters directly; its block is its weight, row-major (`bias=True` adds the
     bias). `top_eigenpairs`, `spectral_density` and `trace` accept the mapping and run all layers in lockstep.
 
+    Returns:
+        A mapping from layer names to operators that share one graph.
+
     >>> import torch
     >>> model = torch.nn.Sequential(torch.nn.Linear(1, 1, bias=False), torch.nn.Linear(1, 1, bias=False)).double()
     >>> _ = torch.nn.init.constant_(model[0].weight, 3.0), torch.nn.init.constant_(model[1].weight, 2.0)

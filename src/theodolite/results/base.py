@@ -46,6 +46,16 @@ class Result:
 
     A subclass is a frozen dataclass that writes `rows` and `sentence`; printing, notebook display,
     tables, saving and loading come with it.
+
+    >>> @dataclass(frozen=True, kw_only=True)
+    ... class Mean(Result):
+    ...     value: float
+    ...     def rows(self):
+    ...         return [{"value": self.value}]
+    ...     def sentence(self):
+    ...         return f"The mean is {self.value:g}."
+    >>> print(Mean(value=2.5))
+    The mean is 2.5.
     """
 
     schema: ClassVar[int] = 1

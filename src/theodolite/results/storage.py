@@ -45,7 +45,18 @@ def save(result: Result, path: str | PathLike[str]) -> None:
 
 
 def load(path: str | PathLike[str]) -> Result:
-    """Read a result that `save` wrote."""
+    """Read a result that `save` wrote.
+
+    Returns:
+        The result, of the class that was saved.
+
+    >>> import tempfile
+    >>> from theodolite.linalg import TraceEstimate
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = TraceEstimate(value=3.0, stderr=0.1, matvecs=9, samples=9, method="hutchinson").save(f"{folder}/trace")
+    ...     load(f"{folder}/trace").value
+    3.0
+    """
     json_path, tensor_path = _paths(path)
     if not json_path.exists():
         raise FileNotFoundError(f"There is no result at {json_path}. Give the path that save() was given.")

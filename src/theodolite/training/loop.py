@@ -104,6 +104,9 @@ def train(
         seed: of the order of the data and of the model's own randomness, by torch's generator (randomness that comes from NumPy
             or Python is not followed by a resume); the caller's random state is left alone.
 
+    Returns:
+        The `Trace`: a row for each step that was recorded, and how the run ended.
+
     >>> model = nn.Linear(1, 1, bias=False).double()
     >>> _ = nn.init.constant_(model.weight, 1.0)
     >>> x = torch.ones(1, 1).double()

@@ -69,6 +69,9 @@ def orthogonal_matching_pursuit(
     atom could lower its residual beyond rounding, or, with `tolerance`, once its squared residual is at most that. One signal
     (d,) gives one code (p,); arrays in give arrays out, tensors give tensors.
 
+    Returns:
+        The codes (n, p), of the kind and type of the signals.
+
     >>> orthogonal_matching_pursuit([[0.0, 2.0, 0.0, 1.0]], np.eye(4), 1)
     array([[0., 2., 0., 0.]])
     """

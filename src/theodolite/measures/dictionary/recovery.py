@@ -62,6 +62,9 @@ def recovery_error(true: Array, learned: Array, metric: Metric = "cosine", *, si
     unit atoms is twice that. true (p, d), learned (p', d) with p' larger or smaller. The sign of an atom is free unless
     `signed`. Two true atoms may be near the same learned atom; `permutation_error` forbids that.
 
+    Returns:
+        The mean distance as a float.
+
     >>> recovery_error(torch.eye(3), torch.tensor([[0, -1.0, 0], [1.0, 0, 0]]))
     0.3333333333333333
     >>> recovery_error(torch.eye(2), -torch.eye(2), "euclidean", signed=True)    # the nearest is a right angle away

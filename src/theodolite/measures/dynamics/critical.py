@@ -159,6 +159,9 @@ def critical_learning_rate(
         operator, start, max_matvecs: the Hessian (or Gauss-Newton matrix, or tangent kernel operator: what `by` names) where it
             is there already, eigenvectors to start from, and the budget in products.
 
+    Returns:
+        A `CriticalRate`: `value` with its error, the sharpness behind it, and the `window` of rates that catapult.
+
     >>> model = torch.nn.Linear(2, 1, bias=False).double()
     >>> x = torch.tensor([[1.0, 0.0], [0.0, 3.0]]).double()
     >>> problem = Problem(model, torch.nn.MSELoss(), (x, torch.zeros(2, 1).double()))

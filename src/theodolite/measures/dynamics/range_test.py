@@ -130,6 +130,9 @@ def lr_range_test(
         critical: the critical rate to draw, where it is known; True measures it where the optimizer has a law of stability (on
             1000 samples at most), False leaves it out.
 
+    Returns:
+        A `RangeTest`: the suggested rate, where it blows up, the curves as rows, and `.plot()`.
+
     >>> model = torch.nn.Linear(1, 1, bias=False)
     >>> _ = torch.nn.init.zeros_(model.weight)
     >>> x, y = torch.ones(64, 1), 1.0 + 0.3 * torch.randn(64, 1, generator=torch.Generator().manual_seed(0))

@@ -61,6 +61,9 @@ def classify_run(
         trace: a `Trace` (its final loss counts as the last one) or losses in order.
         quadratic: the model is a quadratic one: `blown_up` is then 1e12 by default and not 1e8.
 
+    Returns:
+        One of the words above.
+
     >>> classify_run([2.0, 1.0, 0.5]), classify_run([1.0, 30.0, 0.2], kernel=[4.0, 2.0, 1.5])
     ('monotone', 'catapult')
     >>> classify_run([1.0, 30.0, 0.2], kernel=[4.0, 4.0, 4.0]), classify_run([1.0, 30.0, float("inf")])

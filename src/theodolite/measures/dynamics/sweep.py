@@ -133,6 +133,9 @@ def catapult_sweep(
         twins: replaces how a kind of model is made from the network, for instance {"quadratic": a form of it known in closed
             form}.
 
+    Returns:
+        A `CatapultSweep` with a row for each model, rate and seed, `.select()` and `.plot()`.
+
     >>> model = nn.Sequential(nn.Linear(1, 64), nn.Tanh(), nn.Linear(64, 1)).double()
     >>> x = torch.linspace(-1, 1, 6).double()[:, None]
     >>> problem = Problem(model, nn.MSELoss(), (x, x))
@@ -328,6 +331,9 @@ def find_max_learning_rate(
         low, high: a rate that converges and one that diverges; None means 0.9 and 8 times the critical rate. `high` is doubled as
             long as it converges, `low` halved as long as it does not.
         tol: width of the final bracket, relative to the rate.
+
+    Returns:
+        A `MaximumRate`: the edge between its two bracketing rates, and every rate that was tried.
 
     >>> import torch
     >>> from torch import nn

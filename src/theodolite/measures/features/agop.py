@@ -403,6 +403,9 @@ def agop(
         batch_size: samples taken at once.
         projections: this many random sign combinations of the outputs in place of each output: unbiased, for many outputs.
 
+    Returns:
+        The matrix (d, d), symmetric and positive semi-definite, in the order of the flattened input.
+
     >>> model = torch.nn.Linear(2, 1, bias=False).double()
     >>> _ = model.weight.data.copy_(torch.tensor([[3.0, 4.0]]))
     >>> agop(model, torch.zeros(5, 2).double())
@@ -507,6 +510,9 @@ def agop_alignment(a: Tensor | InputGradients, b: Tensor | InputGradients) -> fl
     """`Tr(AᵀB) / (‖A‖ ‖B‖)`, in [0, 1] for average gradient outer products; 1 where they are alike up to scale.
 
     Each is a d × d matrix or `InputGradients`, in any mix; two sets of gradients need no d × d matrix.
+
+    Returns:
+        The cosine of the two matrices as a float.
 
     >>> round(agop_alignment(torch.diag(torch.tensor([2.0, 0.0])), torch.eye(2)), 4)
     0.7071

@@ -318,6 +318,9 @@ def hessian_structure(
     looked for; `mode`, `draws` and `max_passes` are those of `kronecker_factors`. Layers without a Kronecker form are listed in
     the report's `without`.
 
+    Returns:
+        A `StructureReport` with a row and the matrices of each layer, and `.plot()`.
+
     >>> import torch
     >>> model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2)).double()
     >>> data = torch.rand(20, 3).double(), torch.arange(20) % 2

@@ -429,6 +429,9 @@ class _Expanded(torch.autograd.Function):
 def linearize(model: nn.Module | Problem) -> TaylorTwin:
     """The first order Taylor model `f(w₀) + J(w₀)(w − w₀)` of a network: what it would be in the kernel regime.
 
+    Returns:
+        A `TaylorTwin`, a module with parameters of its own that trains like any other.
+
     >>> model = nn.Sequential(nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False)).double()
     >>> _ = [nn.init.constant_(p, 2.0) for p in model.parameters()]                        # f = w₁ w₂ x
     >>> twin = linearize(model)
@@ -446,6 +449,9 @@ def quadratize(model: nn.Module | Problem) -> TaylorTwin:
     the slope J δ and the curvature are carried forward together, and one pull back of the slope gives the gradient. A ReLU
     network with two weight layers is recognised: with its gates frozen it is a quadratic itself, at the price of a forward
     pass and a gradient.
+
+    Returns:
+        A `TaylorTwin`, a module with parameters of its own that trains like any other.
 
     >>> model = nn.Sequential(nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False)).double()
     >>> _ = [nn.init.constant_(p, 2.0) for p in model.parameters()]                        # f = w₁ w₂ x

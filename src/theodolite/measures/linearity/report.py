@@ -448,6 +448,9 @@ def linearity(
         displacement: flat vector w_T − w₀ of a training run; deviation, drift and PL* are taken there too, whatever its length.
         rate: (or `lr`) learning rate to predict for; by default 1/λ_max in the loss's convention.
 
+    Returns:
+        A `LinearityReport`: the Hessian's norm over the ball, the deviation from the linear model, the kernel's drift.
+
     >>> import torch
     >>> model = torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1)).double()
     >>> problem = Problem(model, torch.nn.MSELoss(), (torch.eye(2).double(), torch.zeros(2, 1).double()))

@@ -173,6 +173,9 @@ def stability(
         paths: pairs of the smallest and of the largest size between which a line is drawn (`linear_path`, policy `batchnorm`).
         check_steps: length of the null swap that precedes every measurement; 0 leaves it out and says so.
 
+    Returns:
+        A `StabilityResult`: the distances at each size with their errors, the fitted powers, the verdict, `.plot()`.
+
     >>> generator = torch.Generator().manual_seed(0)
     >>> x = torch.randn(300, 4, generator=generator)
     >>> pool, test = (x[:200], (x[:200, 0] > 0).long()), (x[200:], (x[200:, 0] > 0).long())

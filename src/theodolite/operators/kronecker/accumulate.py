@@ -70,6 +70,9 @@ def kronecker_factors(
         draws: sample the loss's curvature so many times per batch (unbiased, with a standard error from two draws on); None
             treats it exactly where that takes at most `max_passes` backward passes a batch (128), and draws 16 times otherwise.
 
+    Returns:
+        The factors of each layer, by layer name.
+
     >>> model = torch.nn.Linear(2, 1, bias=False).double()
     >>> x = torch.tensor([[1.0, 0.0], [0.0, 2.0]]).double()
     >>> factors = kronecker_factors(Problem(model, torch.nn.MSELoss(), (x, torch.zeros(2, 1).double())))["(model)"]

@@ -51,6 +51,9 @@ def tangent_kernel(
         memory_budget: bytes for gradients, a quarter of what is free by default; where they do not fit, samples are taken in
             smaller blocks and gradients made again for each pair of blocks.
 
+    Returns:
+        The matrix, positive semi-definite where both sets are the same.
+
     >>> model = torch.nn.Linear(2, 1, bias=False).double()
     >>> tangent_kernel(model, torch.tensor([[1.0, 2.0], [3.0, 4.0]]).double())
     tensor([[ 5., 11.],
@@ -161,6 +164,9 @@ def tangent_kernel_operator(
     """The tangent kernel for many samples, never formed: each product costs about two gradients.
 
     `metric` (one positive number per parameter) gives `J diag(metric) Jᵀ`, the kernel of a preconditioned descent.
+
+    Returns:
+        A `TangentKernelOperator` (n c, n c).
 
     >>> model = torch.nn.Linear(2, 1, bias=False).double()
     >>> op = tangent_kernel_operator(model, torch.tensor([[1.0, 2.0], [3.0, 4.0]]).double())

@@ -451,6 +451,9 @@ def anchor_probe(
         chunk: positions whose logits are held at a time.
         sample: positions kept for quantiles, largest errors and clusters; 8192 where they take at most 2²⁵ numbers.
 
+    Returns:
+        An `AnchorProbe`: the fit, its errors and controls, rows by position, `.plot()`.
+
     >>> model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 50))
     >>> probe = anchor_probe(model, torch.randn(400, 6), top=(0, 5))
     >>> probe.positions, probe.biased, tuple(probe.vectors.shape)
