@@ -304,6 +304,11 @@ def product(model):
     return lambda: operator @ vectors
 
 
+def wide_copy(model):
+    """torch copies and converts modules inside contexts of its own."""
+    return problem_of(model).in_float64
+
+
 def monitor(model):
     def enter_and_leave():
         with th.Monitor(nn.CrossEntropyLoss()) as watching:
@@ -312,7 +317,7 @@ def monitor(model):
     return enter_and_leave
 
 
-ACTIONS = {"session": session, "hooks": hooks, "product": product, "monitor": monitor}
+ACTIONS = {"session": session, "hooks": hooks, "product": product, "copy": wide_copy, "monitor": monitor}
 
 
 @pytest.mark.parametrize("name", ACTIONS)

@@ -436,10 +436,11 @@ class Problem:
 
     def in_float64(self, batches: list[Batch] | None = None) -> Problem:
         """The same problem on a float64 copy of the model and the data, or of some batches."""
-        double, loss = self.with_model(self._copied_model().double()), self.loss_function
-        if isinstance(loss, LossOfParameters | nn.Module):
-            wide = loss.widened() if isinstance(loss, LossOfParameters) else copy.deepcopy(loss).double()
-            double._set_loss(wide, self._call.for_model(double.model, wide))
+        with unbroken(nullcontext()):  # torch converts modules in contexts of its own, which Ctrl-C must not break off
+            double, loss = self.with_model(self._copied_model().double()), self.loss_function
+            if isinstance(loss, LossOfParameters | nn.Module):
+                wide = loss.widened() if isinstance(loss, LossOfParameters) else copy.deepcopy(loss).double()
+                double._set_loss(wide, self._call.for_model(double.model, wide))
         double.data = Data([batch.in_float64() for batch in batches or self.data], None, self._parse)
         return double
 

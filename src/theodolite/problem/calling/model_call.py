@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -78,7 +78,8 @@ def copy_model(model: nn.Module) -> nn.Module:
         for t in vars(module).values()
         if isinstance(t, Tensor) and t.grad_fn is not None
     }
-    return copy.deepcopy(model, loose)
+    with unbroken(nullcontext()):  # torch copies tensors in contexts of its own, which Ctrl-C must not break off
+        return copy.deepcopy(model, loose)
 
 
 class ModelCall:
