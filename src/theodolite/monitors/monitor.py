@@ -356,8 +356,10 @@ class Monitor(UnbrokenContext["Monitor"]):
             self._write_record("progress", **look.row())
         for sample in samples:
             self._write_record("look", **sample.row())
+        seen = self._progress.samples
+        guess = seen[-1].loss.trivial if seen else None
         for spike in spikes:
-            row, found = spike.row(), finding_of(spike)
+            row, found = spike.row(), finding_of(spike, guess=guess)
             row |= {"severity": found.severity.value, "sentence": found.sentence, "advice": found.advice}
             self._write_record("spike", **{name: value for name, value in row.items() if name != "rate"})
         self._write_record("step", **stats.row())

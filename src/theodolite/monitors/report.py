@@ -119,7 +119,9 @@ def summarise(
     on_batch = [look for look in looks if look.on == "batch" and look.why == "schedule" and look.exceeded is not None]
     exceeded, sampled = sum(bool(look.exceeded) for look in on_batch), len(on_batch)
     verdict = verdict_of(now, looks, spikes, alerts, validation)
-    findings = [*verdict.findings, *(verdict.beside(finding_of(spike, learns=verdict.good)) for spike in spikes)]
+    guess = None if now is None else now.loss.trivial
+    found = [finding_of(spike, learns=verdict.good, guess=guess) for spike in spikes]
+    findings = [*verdict.findings, *map(verdict.beside, found)]
     if not spikes and steps:
         findings.append(_calm(steps, verdict))
     possible = (_rate(looks, exceeded, sampled, verdict), _match(match, sampled, exceeded), _features(looks, len(steps)))

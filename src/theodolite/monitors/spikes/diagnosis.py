@@ -17,6 +17,8 @@ SOURCE = "Zhu 2024, sections 4.2 and 4.3 (catapults in SGD)"
 BAD_BATCH = 1.5
 #: A batch whose loss is less than this many times the usual one, for a single step, is hard and no fault.
 HARD = 6.0
+#: So is one whose loss stays below this share of that of a guess, however long it takes to be back.
+FAR_BELOW = 0.6
 #: Inputs so many times larger than those of other batches, or smaller, make a batch bad.
 SCALED = 3.0
 #: Standard deviations of the noise of a batch's loss that a bad batch exceeds.
@@ -218,9 +220,12 @@ def detail_of(cause: Cause, evidence: Evidence) -> str:
     return ""
 
 
-def finding_of(spike: Spike, *, learns: bool = True) -> Finding:
-    """The spike in words, with its number, its advice and its weight; none is called harmless in a run that does not learn."""
-    severity, outcome = _outcome(spike)
+def finding_of(spike: Spike, *, learns: bool = True, guess: float | None = None) -> Finding:
+    """The spike in words, with its number, its advice and its weight; none is called harmless in a run that does not learn.
+
+    `guess` is the loss of the best constant prediction, where it is known.
+    """
+    severity, outcome = _outcome(spike, guess)
     soothing = severity is Severity.NOTE and spike.cause in _BY_THE_RATE and not learns
     outcome = outcome if learns else outcome.removesuffix(": harmless")
     advice = _HARMED if spike.harmed and spike.cause in _BY_THE_RATE else RISING_RATE if spike.rising else _ADVICE[spike.cause]
@@ -289,6 +294,17 @@ def _because(spike: Spike) -> str:
     return ", ".join(parts) + (", " if parts else "")
 
 
+def _merely_hard(spike: Spike, guess: float | None) -> bool:
+    """Whether a batch is one of those that are harder than others in a healthy run: for a step, or far below a guess.
+
+    Wrong labels cost a model that has learned more than a guess does.
+    """
+    if spike.cause is not Cause.BAD_BATCH or spike.bad_data or not spike.height < HARD:
+        return False
+    highest = spike.rise * spike.height / (spike.height - 1.0) if spike.height > 1.0 else math.nan
+    return (spike.took or 0) <= 1 or (guess is not None and highest < FAR_BELOW * guess)
+
+
 def _height(spike: Spike) -> str:
     if math.isinf(spike.rise):
         return "the loss was no number, "
@@ -297,7 +313,7 @@ def _height(spike: Spike) -> str:
     return f"loss up by {spike.rise:.3g}, " if math.isfinite(spike.rise) else ""
 
 
-def _outcome(spike: Spike) -> tuple[Severity, str]:
+def _outcome(spike: Spike, guess: float | None) -> tuple[Severity, str]:
     """How it ended, and how much that matters."""
     blameless = spike.cause in (Cause.CATAPULT, Cause.RATE_JUMP, Cause.UNEXPLAINED)
     known = FAULTS[spike.cause] != ""
@@ -306,8 +322,7 @@ def _outcome(spike: Spike) -> tuple[Severity, str]:
     if spike.aftermath == "did not recover":
         return (Severity.WARNING if known else Severity.NOTE), "and the loss did not recover: it settled above where it had been"
     if spike.recovered:
-        hard = spike.cause is Cause.BAD_BATCH and (spike.took or 0) <= 1 and spike.height < HARD and not spike.bad_data
-        blameless = blameless or hard  # batches of a healthy run are at times that much harder than others
+        blameless = blameless or _merely_hard(spike, guess)
         steps = f"back after {plural(spike.took or 0, 'step')}"
         settled = blameless and spike.aftermath == "settled"
         return (Severity.NOTE if blameless else Severity.WARNING), f"{steps}: harmless" if settled else steps
