@@ -54,6 +54,10 @@ def test_check_08_bottlenecks():
     narrow = norms("narrow first")
     assert -0.15 <= slope("narrow first")(narrow) <= 0.15
     assert slope("two bottlenecks")(norms("two bottlenecks")) <= -0.3
+
+
+@pytest.mark.slow
+def test_check_08_a_narrow_layer_beside_none():
     assert narrow_over_plain(norms("narrow first", (512,)) + norms("three layers", (512,))) >= 4.0
 
 

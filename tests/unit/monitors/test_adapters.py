@@ -391,10 +391,10 @@ def penalised(trainer: Any, model: nn.Module, inputs: Any, return_outputs: bool 
 @pytest.mark.parametrize(
     ("way", "expected"),
     [
-        ({"label_smoothing_factor": 0.3}, smoothed),
+        pytest.param({"label_smoothing_factor": 0.3}, smoothed, marks=pytest.mark.slow),
         ({"compute_loss_func": lambda outputs, labels, num_items_in_batch=None: weighted(outputs["logits"], labels)}, weighted),
-        ({"compute_loss": pops_labels}, weighted),
-        ({"compute_loss": keeps_labels}, weighted),
+        pytest.param({"compute_loss": pops_labels}, weighted, marks=pytest.mark.slow),
+        pytest.param({"compute_loss": keeps_labels}, weighted, marks=pytest.mark.slow),
         ({"compute_loss": penalised}, None),
     ],
     ids=["label smoothing", "compute_loss_func", "labels taken out", "class weights", "a penalty"],

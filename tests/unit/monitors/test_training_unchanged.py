@@ -117,7 +117,7 @@ def test_weights_buffers_optimizer_and_random_state_are_the_same(case: str, opti
 
 @pytest.mark.parametrize("case", ["resnet", "gpt"])
 @pytest.mark.parametrize("autocast", [False, True])
-@pytest.mark.parametrize("accumulate", [1, 3])
+@pytest.mark.parametrize("accumulate", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_mixed_precision_and_accumulation(case: str, autocast: bool, accumulate: int) -> None:
     plain, watched = (
         trained(case, "adamw", watch, accumulate=accumulate, autocast=autocast, budget=0.25) for watch in (False, True)
