@@ -262,9 +262,10 @@ def _parting(first: _Run, second: _Run) -> int | None:
         inside = [[loss for step, loss in run.losses.items() if low <= step < high and step <= last] for run in (first, second)]
         if min(map(len, inside)) < 2:
             continue
-        difference = fmean(inside[1]) - fmean(inside[0])
-        error = math.hypot(*(stdev(losses) / math.sqrt(len(losses)) for losses in inside))
-        clear = abs(difference) > PARTED * error or not math.isfinite(difference)
+        difference, clear = fmean(inside[1]) - fmean(inside[0]), True
+        if math.isfinite(difference):
+            error = math.hypot(*(stdev(losses) / math.sqrt(len(losses)) for losses in inside))
+            clear = abs(difference) > PARTED * error
         now = math.copysign(1.0, difference) if clear else 0.0
         if not clear:
             found = None

@@ -411,7 +411,11 @@ class _Decision:
 
     def _worse(self, own: float, mine: Pair, lower: Run, start: float) -> bool:
         """Whether the lower rate is clearly better than yours, and gets so much further that yours is too high."""
-        if not self._works(lower, start) or not mine.least - lower.final > self.margin:
+        if not self._works(lower, start):
+            return False
+        if not self._works(mine.one, start) and not self._works(mine.two, start):
+            return True  # wherever its cool-down brought it: at that rate the loss rises
+        if not mine.least - lower.final > self.margin:
             return False
         if not math.isfinite(mine.final) or start - lower.final <= self.margin:
             return mine.final > start + self.margin
