@@ -189,7 +189,10 @@ def _said(choice: RateChoice) -> tuple[Severity, str, str, str]:
         )
         return worst, "no warm-up", text, f"Let the learning rate rise over the first {rise} steps, and keep lr={own}."
     if choice.verdict == "converged":
-        text = f"The loss is {start}, and no learning rate that was tried lowers it further: yours, {own}, is not what limits it."
+        lowest = min((row["final"] for row in choice.runs), default=math.inf)
+        seen = f"{steps} at the best of the rates that were tried bring it to {lowest:.3g}"
+        seen = seen if lowest < choice.start - choice.margin else "no learning rate that was tried lowers it further"
+        text = f"The loss is {start}, where little is left to learn, and {seen}: yours, {own}, is not what limits it."
         return Severity.NOTE, "nothing left to learn", text, ""
     if choice.diverged:
         text = f"Training blows up at your learning rate {own}, and at every lower one that was tried."
