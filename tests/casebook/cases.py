@@ -409,6 +409,18 @@ def _() -> Training:
     return cnn_training(optimizer=sgd(0.05, momentum=0.9, weight_decay=0.1)).run()
 
 
+def _dropping(p: float) -> Training:
+    training = mlp_training()
+    layers = [part for layer in training.model for part in ((layer, nn.Dropout(p)) if isinstance(layer, nn.ReLU) else (layer,))]
+    training.model = nn.Sequential(*layers)
+    return training
+
+
+@case("dropout too high, MLP, SGD", "dropout", mended=lambda lr: _dropping(0.1))
+def _() -> Training:
+    return _dropping(0.9).run(80)
+
+
 @case("batches of one, CNN, momentum", "batch too small", "rate too high", mended=lambda lr: cnn_training())
 def _() -> Training:
     return cnn_training(batch_size=1).run()

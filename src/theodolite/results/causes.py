@@ -19,6 +19,7 @@ CAUSES: dict[str, tuple[str, ...]] = {
     "summed loss": ("rate too high", "exploding gradients", "no warm-up", "dead layer"),
     "schedule ended": ("rate too low",),
     "weight decay": ("rate too low", "rate too high", "vanishing gradients", "dead layer", "dead units"),
+    "dropout": ("rate too low", "rate too high", "batch too small", "label noise"),
     "exploding gradients": ("rate too high", "no warm-up", "saturation"),
     "saturation": ("vanishing gradients", "rate too low"),
     "vanishing gradients": ("rate too low",),

@@ -156,6 +156,13 @@ def decayed_beside():
     return Look(trained(model, optimizer, 100), optimizer)
 
 
+def dropped():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(12, 64), nn.ReLU(), nn.Dropout(0.9), nn.Linear(64, 8))
+    optimizer = sgd(model)
+    return Look(trained(model, optimizer, 60), optimizer)
+
+
 def stale_schedule():
     model = mlp(12, 16, 8)
     optimizer = sgd(model)
@@ -195,6 +202,7 @@ FAULTS = {
     "missing parameters": without_the_first_layer,
     "frozen layer": frozen_but_given,
     "weight decay": decayed,
+    "dropout": dropped,
     "schedule ended": stale_schedule,
     "summed loss": summed,
     "batch statistics": frozen_statistics,

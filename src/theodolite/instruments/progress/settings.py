@@ -31,6 +31,8 @@ from theodolite.text import listed, the_layers
 #: Weight decay that alone halves the weights in fewer steps than this, and is larger than anyone uses: where it is a part of the
 #: gradient, and where it shrinks the weights beside it.
 HALF_LIFE, UNUSUAL, UNUSUAL_BESIDE = 300.0, 0.02, 0.5
+#: Dropout from which on less is tried, and that which is tried.
+MUCH_DROPOUT, MILD_DROPOUT = 0.75, 0.1
 #: A loss below this share of the constant prediction's is good enough for any setting.
 FINE = 0.1
 #: Running statistics do not fit where the loss with them is higher by this factor, and by this share of the constant one's.
@@ -71,6 +73,7 @@ class Settings(Instrument):
             *self._missing(result),
             *self._frozen(result),
             *self._decay(context, result),
+            *self._dropout(result),
             *self._schedule(context, result),
             *self._loss(context, result),
             *self._statistics(context, result),
@@ -118,6 +121,18 @@ class Settings(Instrument):
         advice = f"Set weight_decay to {_milder(result):g}."
         measured = ("steps in which weight decay alone halves the weights", result.decay_half_life)
         yield self.found(Severity.WARNING, text, "weight decay", *measured, cause="weight decay", advice=advice)
+
+    def _dropout(self, result: SetupCheck) -> Iterator[Finding]:
+        if result.dropout < MUCH_DROPOUT:
+            return
+        kept = f"{100 * (1.0 - result.dropout):.3g} %"
+        text = (
+            f"Dropout of {result.dropout:g} in {the_layers(result.dropping)} leaves {kept} of the units in each step of training."
+        )
+        advice = f"Set p={MILD_DROPOUT:g} there."
+        yield self.found(
+            Severity.WARNING, text, "dropout", "share of units dropped", result.dropout, cause="dropout", advice=advice
+        )
 
     def _schedule(self, context: SurveyContext, result: SetupCheck) -> Iterator[Finding]:
         if result.next_lr is None or result.first_lr is None:
@@ -175,6 +190,8 @@ class Settings(Instrument):
             found["frozen layer"] = Remedy(f"let {_names(asked)} train", _training(context, asked))
         if too_much_decay(context, result):
             found["weight decay"] = best_remedy(context, _less_decay(context, _milder(result)))
+        if result.dropout >= MUCH_DROPOUT:
+            found["dropout"] = Remedy(f"set p={MILD_DROPOUT:g} in {the_layers(result.dropping)}", _less_dropout)
         if result.next_lr is not None and result.first_lr is not None:
             change = restart(result.next_lr / result.first_lr)
             found["schedule ended"] = Remedy(f"set the learning rate back to {result.next_lr:g}", change, lr=result.next_lr)
@@ -286,6 +303,12 @@ def _less_decay(context: SurveyContext, decay: float) -> list[Remedy]:
     if not cannot_restart(context.problem.model):
         options.append(Remedy(f"set weight_decay={decay:g} and start from new weights", begin_again))
     return options
+
+
+def _less_dropout(setup: Setup) -> None:
+    for module in setup.model.modules():
+        if isinstance(module, nn.modules.dropout._DropoutNd):
+            module.p = min(module.p, MILD_DROPOUT)
 
 
 def _as_logits(context: SurveyContext, result: SetupCheck) -> Remedy:

@@ -50,7 +50,8 @@ class SetupCheck(Result):
     `next_lr` one that is better than what is left of it, on samples that were held out, None where there is none or it was not
     tried. `summed` says that the loss is a sum over the batch; `given_probabilities` what makes the probabilities that a loss of
     logits is given ("softmax", "sigmoid"). `eval_loss` and `batch_loss` are those with running and with batch statistics,
-    `tracked` the batches that made the former. `varying` and `varying_valid`: samples differ each time they are read.
+    `tracked` the batches that made the former. `dropout` is the largest share of units that a layer drops and `dropping` are the
+    layers that drop so many. `varying` and `varying_valid`: samples differ each time they are read.
     """
 
     trained: int
@@ -72,6 +73,8 @@ class SetupCheck(Result):
     batch_loss: float | None = None
     tracked: int | None = None
     norm_momentum: float | None = None
+    dropout: float = 0.0
+    dropping: tuple[str, ...] = ()
     varying: bool = False
     varying_valid: bool = False
 
@@ -82,6 +85,7 @@ class SetupCheck(Result):
             "frozen parameters": len(self.frozen),
             "weight decay": self.decay,
             "steps in which weight decay alone halves the weights": self.decay_half_life,
+            "largest share of units that a layer drops": self.dropout or None,
             "learning rate": self.lr,
             "learning rate at the begin of its schedule": self.first_lr,
             "loss is a sum over the batch": self.summed,
@@ -130,7 +134,7 @@ def check_setup(
     """
     began = time.perf_counter()
     optimizer = plain_optimizer(optimizer)
-    facts: dict[str, Any] = {**_trained(problem, optimizer), **_loss(problem)}
+    facts: dict[str, Any] = {**_trained(problem, optimizer), **_loss(problem), **_dropout(problem.model)}
     known = optimizer is not None and not facts["missing"]
     if known and lr is not None:
         facts |= _decay(problem, lr, optimizer, gradient)
@@ -162,6 +166,13 @@ def _layers(model: nn.Module) -> dict[str, nn.Module]:
     """Modules with weight matrices of their own, by name."""
     named = model.named_modules()
     return {name: module for name, module in named if any(p.ndim >= 2 for p in module.parameters(recurse=False))}
+
+
+def _dropout(model: nn.Module) -> dict[str, Any]:
+    layers = {name: module for name, module in model.named_modules() if isinstance(module, nn.modules.dropout._DropoutNd)}
+    shares = {name: float(module.p) for name, module in layers.items()}
+    largest = max(shares.values(), default=0.0)
+    return {"dropout": largest, "dropping": tuple(name for name, p in shares.items() if p == largest and p > 0.0)}
 
 
 # What the optimizer has
