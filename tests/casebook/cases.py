@@ -18,6 +18,7 @@ from .trainings import (
     gpt_training,
     mlp,
     mlp_training,
+    recurrent_training,
     sgd,
     table,
     table_training,
@@ -73,6 +74,11 @@ def _() -> Training:
 @case("rate too high, GPT, AdamW", "rate too high", "no warm-up", mended=lambda lr: gpt_training(optimizer=adamw(lr or 3e-3)))
 def _() -> Training:
     return gpt_training(optimizer=adamw(0.3)).run(40)
+
+
+@case("rate too high, GRU, AdamW", "rate too high", mended=lambda lr: recurrent_training(optimizer=adamw(lr or 3e-3)))
+def _() -> Training:
+    return recurrent_training(optimizer=adamw(0.1)).run(200)
 
 
 @case("rate too high, regression, AdamW", "rate too high", mended=lambda lr: table_training(optimizer=adamw(lr or 3e-3)))
@@ -464,6 +470,7 @@ HEALTHY: dict[str, Callable[[], Training]] = {
     "CNN with BatchNorm, momentum, near the end": lambda: _normed().run(300),
     "GPT, AdamW, at the start": lambda: gpt_training().run(0),
     "GPT, AdamW, on its way": lambda: gpt_training().run(80),
+    "GRU, AdamW, on its way": lambda: recurrent_training().run(100),
     "regression, AdamW, on its way": lambda: table_training().run(60),
     "regression, SGD, on its way": lambda: table_training(optimizer=sgd(0.03)).run(100),
 }

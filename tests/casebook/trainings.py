@@ -178,3 +178,22 @@ def table_training(seed: int = 0, **changes: Any) -> Training:
     train, valid = table()
     model = mlp(32, 2, inputs=6, outputs=1)
     return Training(**{"model": model, "loss": nn.MSELoss(), "data": train, "valid": valid, "optimizer": adamw(3e-3), **changes})
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gru, self.head = nn.GRU(4, 32, batch_first=True), nn.Linear(32, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.gru(x)[0][:, -1]).squeeze(-1)
+
+
+def recurrent_training(**changes: Any) -> Training:
+    """Whether a weighted sum over a sequence is positive: later steps count for more."""
+    generator = torch.Generator().manual_seed(2)
+    x = torch.randn(1200, 20, 4, generator=generator)
+    y = ((x[..., 0] * torch.linspace(0.0, 1.0, 20)).sum(1) + 0.5 * x[..., 1].sum(1) > 0).float()
+    torch.manual_seed(0)
+    usual = {"model": Recurrent(), "loss": nn.BCEWithLogitsLoss(), "optimizer": adamw(3e-3), "batch_size": 64}
+    return Training(data=(x[:900], y[:900]), valid=(x[900:], y[900:]), **{**usual, **changes})

@@ -69,7 +69,8 @@ WITHOUT: dict[str, str] = {
     **dict.fromkeys(("experiments.Study", "experiments.Experiment", "experiments.Figure", "experiments.Params"), _AUTHORS),
     **dict.fromkeys(("experiments.sizes", "instruments.Instrument", "training.FleetOptimizer"), _AUTHORS),
     **dict.fromkeys(
-        [f"testing.{name}Contract" for name in ("Operator", "Result", "Instrument", "Experiment")], "inherited, never called"
+        [f"testing.{name}Contract" for name in ("Operator", "Result", "Instrument", "Experiment", "Declaration")],
+        "inherited, never called",
     ),
     **dict.fromkeys(("problem.join_like", "problem.match_layers", "problem.split_like", "problem.Selection.positions"), _AUTHORS),
     **dict.fromkeys(("Problem.evaluate", "Problem.gradients_of", "Problem.output", "LinearOperator.suggest_start"), _AUTHORS),

@@ -8,6 +8,7 @@ are compared by what they have learned. The rules are conservative: yours is kep
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -381,8 +382,20 @@ class _Decision:
             tried += [bench.run(times(own, factor), fresh=True) for factor in MUCH_LOWER]
         if not min(run.final for run in tried) < self.own.least - self.margin:
             return None
-        found = self._better_below(own, tried, fresh=True)
+        found = self._better_below(own, tried, fresh=True) or self._left_behind(own, tried)
         return None if found is None else self._result("too high", found[1].rate, *found)
+
+    def _left_behind(self, own: float, tried: Sequence[Run]) -> tuple[Run, Run] | None:
+        """All your training so far is far behind a few steps from new weights at a lower rate; at yours, more of them are too.
+
+        New weights bear a rate for some time that ruins them later on.
+        """
+        bench, start, best = self.bench, self.bench.fresh_start, min(tried, key=lambda run: run.final)
+        if best.final >= start - self.margin or share_of_progress(start, self.own.least, best.final) >= SHARE_NEAR:
+            return None
+        later, chosen = (bench.run(rate, fresh=True, longer=LONGER) for rate in (own, best.rate))
+        behind = chosen.final < min(start, later.final) - self.margin
+        return (later, chosen) if behind and share_of_progress(start, later.final, chosen.final) < SHARE_FAR else None
 
     def _better_below(self, own: float, lower: Sequence[Run], *, fresh: bool = False) -> tuple[Run, Run] | None:
         """Longer runs at your rate and at a lower one that is clearly better: in them and in short ones, both orders.
@@ -516,7 +529,9 @@ def share_of_progress(start: float, own: float, best: float) -> float:
 
     >>> share_of_progress(1.0, 0.1, 0.01), share_of_progress(1.0, 0.0, -3.0)
     (0.5, 0.25)
+    >>> round(share_of_progress(1.0, 0.1, 0.0), 3)  # all the way
+    0.003
     """
-    if min(start, own, best) > 0:
-        start, own, best = (math.log(value) for value in (start, own, best))
+    if min(start, own) > 0 and best >= 0:
+        start, own, best = (math.log(max(value, sys.float_info.min)) for value in (start, own, best))
     return (start - own) / (start - best)

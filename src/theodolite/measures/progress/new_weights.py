@@ -84,7 +84,7 @@ def _by_a_usual_rule(own: Tensor) -> bool:
     tails = float((matrix / scale).pow(4).mean())  # 3 for Gaussian entries, 1.8 for uniform ones
     edge = scale * (math.sqrt(out) + math.sqrt(fan_in))  # of the singular values of independent entries
     return (
-        any(abs(scale / rule - 1.0) < _spread_error(own) for rule in usual)
+        any(abs(scale / rule - 1.0) < 0.03 + 3.0 / math.sqrt(2 * matrix.numel()) for rule in usual)
         and tails < 3.0 + 3.0 * math.sqrt(24.0 / matrix.numel())
         and _no_direction_stands_out(matrix, beside=edge)
     )
