@@ -7,6 +7,7 @@ import json
 import os
 import socket
 import zlib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,16 @@ def sync_folder(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def other_version(what: object, found: object, read: Iterable[int], remedy: str) -> str:
+    """What to say of a file, or of a part of one, whose version is none of those that are read.
+
+    >>> other_version("run/manifest.json", 7, (1, 2), "Update theodolite.")
+    'run/manifest.json is of version 7; this theodolite reads 1, 2: written by a newer one, or damaged. Update theodolite.'
+    """
+    known = ", ".join(map(str, read))
+    return f"{what} is of version {found!r}; this theodolite reads {known}: written by a newer one, or damaged. {remedy}"
 
 
 def check_sum(content: bytes) -> str:

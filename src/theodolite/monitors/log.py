@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from theodolite.files import write_all
+from theodolite.files import other_version, write_all
 
 Record: TypeAlias = dict[str, Any]
 
@@ -160,7 +160,15 @@ def read_chunk(path: str | os.PathLike[str], offset: int = 0, token: str = "", l
         whole = data
     lines = [line for line in whole.split(b"\n") if line.strip()]
     parsed = [record for line in lines if (record := decode(line)) is not None]
+    _refuse_other_versions(log_path(path), parsed)
     return Chunk(parsed, offset + len(whole), now, len(lines) - len(parsed), more=offset + len(data) < size)
+
+
+def _refuse_other_versions(path: Path, records: Iterable[Record]) -> None:
+    """Raise where a header is of a version that may mean something else by the same words; one without is of the first."""
+    for record in records:
+        if record["kind"] == "run" and (found := record.get("schema", SCHEMA)) != SCHEMA:
+            raise ValueError(other_version(path, found, [SCHEMA], "Update theodolite; a training that runs is not disturbed."))
 
 
 def fold(records: Iterable[Record], bad_lines: int = 0) -> MonitorLog:

@@ -91,7 +91,7 @@ def test_what_cannot_be_swept_is_said():
         th.lr_range_test(quadratic(1.0), low=1.0, high=0.5)
     with pytest.raises(ValueError, match="the gradient is zero"):
         th.lr_range_test(quadratic(1.0, start=1.0))
+    logarithm = th.Problem(nn.Linear(1, 1), lambda output, _: output.mean().log(), (-torch.ones(4, 1), torch.ones(4, 1)))
+    logarithm.model.weight.data.fill_(-1.0)
     with pytest.raises(ValueError, match="Choose low="):
-        logarithm = th.Problem(nn.Linear(1, 1), lambda output, _: output.mean().log(), (-torch.ones(4, 1), torch.ones(4, 1)))
-        logarithm.model.weight.data.fill_(-1.0)
         th.lr_range_test(logarithm, low=1e3, high=1e4, progress=False)
