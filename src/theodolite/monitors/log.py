@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from theodolite.files import other_version, write_all
+from theodolite.files import naming, other_version, write_all
 
 Record: TypeAlias = dict[str, Any]
 
@@ -73,7 +73,8 @@ class LogWriter(AbstractContextManager["LogWriter"]):
             raise ValueError(f"The log {self.path} is closed. Open another LogWriter to go on with it.")
         line = b"\n" * self._torn + encode({"kind": kind, **values})
         self._torn = True  # until the whole line is out: a full disk takes half of it
-        write_all(self._handle, line)
+        with naming(self.path):
+            write_all(self._handle, line)
         self._torn = False
 
     def close(self) -> None:
