@@ -216,7 +216,7 @@ def test_a_folder_where_the_file_belongs(name, file, tmp_path):
     writer, folder = WRITERS[name], tmp_path / "out"
     (folder / file).mkdir(parents=True)
     (folder / file / "kept").write_text("mine")
-    with pytest.raises((OSError, ValueError), match="directory|is no plain file") as raised:
+    with pytest.raises((OSError, ValueError), match=r"directory|is no plain file") as raised:
         writer.write(folder)
     assert any(str(folder / name) in str(raised.value) for name in writer.files), str(raised.value)
     assert (folder / file / "kept").read_text() == "mine"
