@@ -7,6 +7,8 @@ import json
 import os
 import socket
 import zlib
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +16,26 @@ from typing import Any
 def write_whole(path: Path, content: bytes) -> None:
     """Write a file beside its place, force it to disk and move it there; folders are made.
 
-    Whoever reads meets the old file or the new one, never half of it, also after a crash or on a full disk.
+    Whoever reads meets the old file or the new one, never half of it, also after a crash or on a full disk. Errors name `path`.
     """
-    make_folder(path.parent)
-    _clear_orphans(path)
+    with naming(path):
+        make_folder(path.parent)
+        _clear_orphans(path)
+        _write_and_move(path, content)
+        sync_folder(path.parent)
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Errors of the system name this path: by itself that of a full disk names none, and that of a part the part."""
+    try:
+        yield
+    except OSError as error:
+        error.filename, error.filename2 = str(path), None
+        raise
+
+
+def _write_and_move(path: Path, content: bytes) -> None:
     part = path.with_name(f"{path.name}.{_host()}.{os.getpid()}.part")
     try:
         handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
@@ -30,7 +48,6 @@ def write_whole(path: Path, content: bytes) -> None:
     except BaseException:
         part.unlink(missing_ok=True)
         raise
-    sync_folder(path.parent)
 
 
 def _clear_orphans(path: Path) -> None:
@@ -83,6 +100,16 @@ def sync_folder(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def other_version(what: object, found: object, read: Iterable[int], remedy: str) -> str:
+    """What to say of a file, or of a part of one, whose version is none of those that are read.
+
+    >>> other_version("run/manifest.json", 7, (1, 2), "Update theodolite.")
+    'run/manifest.json is of version 7; this theodolite reads 1, 2: written by a newer one, or damaged. Update theodolite.'
+    """
+    known = ", ".join(map(str, read))
+    return f"{what} is of version {found!r}; this theodolite reads {known}: written by a newer one, or damaged. {remedy}"
 
 
 def check_sum(content: bytes) -> str:

@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from theodolite.files import write_all
+from theodolite.files import naming, other_version, write_all
 
 Record: TypeAlias = dict[str, Any]
 
@@ -73,7 +73,8 @@ class LogWriter(AbstractContextManager["LogWriter"]):
             raise ValueError(f"The log {self.path} is closed. Open another LogWriter to go on with it.")
         line = b"\n" * self._torn + encode({"kind": kind, **values})
         self._torn = True  # until the whole line is out: a full disk takes half of it
-        write_all(self._handle, line)
+        with naming(self.path):
+            write_all(self._handle, line)
         self._torn = False
 
     def close(self) -> None:
@@ -160,7 +161,15 @@ def read_chunk(path: str | os.PathLike[str], offset: int = 0, token: str = "", l
         whole = data
     lines = [line for line in whole.split(b"\n") if line.strip()]
     parsed = [record for line in lines if (record := decode(line)) is not None]
+    _refuse_other_versions(log_path(path), parsed)
     return Chunk(parsed, offset + len(whole), now, len(lines) - len(parsed), more=offset + len(data) < size)
+
+
+def _refuse_other_versions(path: Path, records: Iterable[Record]) -> None:
+    """Raise where a header is of a version that may mean something else by the same words; one without is of the first."""
+    for record in records:
+        if record["kind"] == "run" and (found := record.get("schema", SCHEMA)) != SCHEMA:
+            raise ValueError(other_version(path, found, [SCHEMA], "Update theodolite; a training that runs is not disturbed."))
 
 
 def fold(records: Iterable[Record], bad_lines: int = 0) -> MonitorLog:

@@ -24,7 +24,7 @@ from theodolite.arguments import a_number, a_text, also_called, checked, count, 
 from theodolite.arguments import seed as a_seed
 from theodolite.interrupts import UnbrokenContext, unbroken_call
 from theodolite.measures.dynamics.optimizers import plain_optimizer
-from theodolite.monitors.log import LogWriter
+from theodolite.monitors.log import SCHEMA, LogWriter
 from theodolite.monitors.measuring.curvature import CurvatureProbe, CurvatureSample
 from theodolite.monitors.measuring.scheduler import MeasurementScheduler, TimeBudget
 from theodolite.monitors.progress.alerts import Alert, AlertKeeper, print_alert
@@ -342,7 +342,7 @@ class Monitor(UnbrokenContext["Monitor"]):
         from theodolite import __version__
 
         self._write_record(
-            "run", schema=1, started=datetime.now(UTC).isoformat(timespec="seconds"), version=__version__,
+            "run", schema=SCHEMA, started=datetime.now(UTC).isoformat(timespec="seconds"), version=__version__,
             model=type(watched.called).__name__, parameters=sum(p.numel() for p in watched.named.values()),
             loss="own loss" if self.loss is None else getattr(self.loss, "__name__", type(self.loss).__name__),
             optimizer=type(watched.optimizer).__name__, budget=self.budget, curvature=self._measure.probe.by or "auto",

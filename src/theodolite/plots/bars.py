@@ -47,6 +47,7 @@ def bars(rows: Any, name: str, value: str, *, log: bool = False, most: int = MOS
     return ax
 
 
+@drawing("name", "value", "error")
 def intervals(rows: Any, name: str, value: str, error: str, **given: Unpack[Labels]) -> Axes:
     """Column `value` as dots named by column `name`, the first on top, with bars of twice the standard `error` to both sides.
 

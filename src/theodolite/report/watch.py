@@ -23,7 +23,7 @@ from itertools import pairwise
 from os import PathLike
 from pathlib import Path
 from typing import Any, TypeAlias
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import SplitResult, parse_qs, urlsplit
 
 from theodolite.files import write_whole
 from theodolite.monitors.log import (
@@ -252,6 +252,8 @@ class WatchServer(ThreadingHTTPServer):
         self.path = log_path(path)
         self.other = None if other is None else log_path(other)
         self._free = threading.BoundedSemaphore(CALLERS)
+        for log in filter(None, (self.path, self.other)):
+            read_chunk(log, limit=CHUNK)  # a log that cannot be read is said here, not by an empty page
         try:
             super().__init__(("127.0.0.1", port), _Handler)
         except OverflowError as error:
@@ -306,7 +308,12 @@ class _Handler(BaseHTTPRequestHandler):
         if not _is_ours(self.headers.get("Host", ""), self.server.port):
             self._answer(HTTPStatus.FORBIDDEN, b"Only loopback names are served.\n", "text/plain")
             return
-        address = urlsplit(self.path)
+        try:
+            self._answer_to(urlsplit(self.path))
+        except ValueError as error:  # a log of another version has taken the place of the one before
+            self._answer(HTTPStatus.INTERNAL_SERVER_ERROR, f"{error}\n".encode(errors="replace"), "text/plain")
+
+    def _answer_to(self, address: SplitResult) -> None:
         if address.path == "/":
             page = watch_html(self.server.path, other=self.server.other)
             self._answer(HTTPStatus.OK, page.encode(errors="replace"), "text/html; charset=utf-8")

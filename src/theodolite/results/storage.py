@@ -6,7 +6,8 @@ import dataclasses
 import importlib
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING
 from functools import cache
 from os import PathLike
 from pathlib import Path
@@ -16,14 +17,15 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
-from theodolite.files import check_sum, json_check_sum, write_whole
+from theodolite.files import check_sum, json_check_sum, other_version, write_whole
 from theodolite.results.base import Result, type_key
 from theodolite.results.findings import Finding, Severity
 from theodolite.results.provenance import Cost, Outcome, Provenance
-from theodolite.text import nearest
+from theodolite.text import nearest, quoted
 
 _PLAIN = {"Cost": Cost, "Provenance": Provenance, "Finding": Finding}
 _PACKAGE = Path(__file__).parents[1]
+_UPDATE = "Update theodolite if a newer version wrote it, or import the module that defines what it holds."
 _REMEDY = "Save the result again, or take the file from a copy."
 
 
@@ -45,7 +47,7 @@ def save(result: Result, path: str | PathLike[str]) -> None:
 
 
 def load(path: str | PathLike[str]) -> Result:
-    """Read a result that `save` wrote.
+    """Read a result that `save` wrote, in this version or an earlier one.
 
     Returns:
         The result, of the class that was saved.
@@ -72,7 +74,10 @@ def load(path: str | PathLike[str]) -> Result:
         raise ValueError(f"{json_path} is damaged: its content does not have its check sum. {_REMEDY}")
     wanted = not checked or parts["tensors"] is not None
     tensors = _read_tensors(tensor_path, parts["tensors"]) if wanted and tensor_path.exists() else {}
-    result = _decode(parts["content"], tensors)
+    try:
+        result = _decode(parts["content"], tensors)
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ValueError(f"{json_path} cannot be read: {error}") from error
     if not isinstance(result, Result):
         raise ValueError(f"{json_path} does not hold a result.")
     return result
@@ -124,11 +129,11 @@ def _decode(value: Any, tensors: dict[str, Tensor], owner: type | None = None) -
         return value
     decoders: dict[str, Callable[[Any], Any]] = {
         "tensor": lambda key: _tensor(key, tensors),
-        "outcome": lambda name: Outcome[name],
-        "severity": lambda name: Severity[name],
+        "outcome": lambda name: _named(Outcome.__members__, name, "outcome"),
+        "severity": lambda name: _named(Severity.__members__, name, "severity"),
         "map": lambda pairs: {name: _decode(v, tensors, owner) for name, v in pairs},
         "list": lambda items: tuple(_decode(v, tensors, owner) for v in items),
-        "part": lambda name: _build(_declared(owner)[name], value["fields"], tensors),
+        "part": lambda name: _build(_named(_declared(owner), name, "part"), value.get("fields"), tensors),
     }
     for tag, decode in decoders.items():
         if tag in value:
@@ -157,7 +162,7 @@ def _class_of(name: str, module: str | None) -> type[Result]:
             importlib.import_module(known[key])  # result types are known once their own module is
     if key not in Result.registry:
         near = ", ".join(nearest(key, {*known, *Result.registry}, 3))
-        raise ValueError(f"Unknown result type {name!r}; the nearest known: {near}.")
+        raise ValueError(f"Unknown result type {name!r}; the nearest known: {near}. {_UPDATE}")
     return Result.registry[key]
 
 
@@ -182,14 +187,29 @@ def _tensor(key: str, tensors: dict[str, Tensor]) -> Tensor:
 
 
 def _rebuild(document: dict[str, Any], tensors: dict[str, Tensor]) -> Any:
-    name = document["type"]
+    name = document.get("type")
+    if not isinstance(name, str):
+        raise ValueError(f"something in it has no type that is known, but {quoted(document)}. {_UPDATE}")
     kind: Any = _PLAIN.get(name) or _class_of(name, document.get("module"))
-    if document.get("schema", 1) > getattr(kind, "schema", 1):
-        raise ValueError(f"This {name} was saved by a newer version of theodolite; update to read it.")
-    return _build(kind, document["fields"], tensors)
+    version, newest = document.get("schema", 1), getattr(kind, "schema", 1)
+    if version not in range(1, newest + 1):
+        raise ValueError(other_version(f"its {name}", version, range(1, newest + 1), "Update theodolite to read it."))
+    return _build(kind, document.get("fields"), tensors)
 
 
-def _build(kind: Any, fields: dict[str, Any], tensors: dict[str, Tensor]) -> Any:
-    """An object from its stored fields; those that its class no longer has are left out."""
+def _named(known: Mapping[str, Any], name: Any, what: str) -> Any:
+    if not isinstance(name, str) or name not in known:
+        raise ValueError(f"it has the {what} {name!r}, and this version knows {', '.join(known)}. {_UPDATE}")
+    return known[name]
+
+
+def _build(kind: Any, fields: Any, tensors: dict[str, Tensor]) -> Any:
+    """An object from its stored fields; those that its class no longer has are left out, later ones take their default."""
+    if not isinstance(fields, dict):
+        raise ValueError(f"its {kind.__name__} has no fields. {_REMEDY}")
     known = {f.name for f in dataclasses.fields(kind)}
+    needed = [f.name for f in dataclasses.fields(kind) if f.default is MISSING and f.default_factory is MISSING]
+    if missing := [name for name in needed if name not in fields]:
+        version = getattr(kind, "schema", 1)
+        raise ValueError(f"its {kind.__name__} lacks {quoted(missing)}, which version {version} of it must have. {_REMEDY}")
     return kind(**{name: _decode(value, tensors, kind) for name, value in fields.items() if name in known})

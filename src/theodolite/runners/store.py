@@ -29,12 +29,12 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor
 
 from theodolite.errors import TheodoliteError
-from theodolite.files import check_sum, json_check_sum, make_folder, sync_folder, write_all, write_whole
+from theodolite.files import check_sum, json_check_sum, make_folder, other_version, sync_folder, write_all, write_whole
 from theodolite.results import Row
 
 FORMAT = "theodolite-run"
-#: Of the manifest; the first had no check sum.
-VERSION = 2
+#: Of the manifest, and those that are read; the first had no check sum.
+VERSION, READ_VERSIONS = 2, (1, 2)
 #: What its entries are, so that whoever reads one may rely on it.
 _KINDS: dict[str, type] = {"name": str, "settings": dict, "threads": int, "code": str, "provenance": dict, "keys": list}
 
@@ -214,8 +214,12 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise ValueError(f"{path} is damaged: {error}. {remedy}") from error
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise ValueError(f"{path} is not the manifest of a run of theodolite.")
-    if manifest.get("version") != 1 and manifest.pop("crc", None) != json_check_sum(manifest):
+    if (version := manifest.get("version", VERSION)) not in READ_VERSIONS:
+        raise ValueError(other_version(path, version, READ_VERSIONS, "Update theodolite, or run in another folder."))
+    if version != 1 and manifest.pop("crc", None) != json_check_sum(manifest):
         raise ValueError(f"{path} is damaged: its content does not have its check sum. {remedy}")
+    if "name" not in manifest:
+        raise ValueError(f"{path} is of version {version}, which must state the name of the run, and does not. {remedy}")
     for name, kind in _KINDS.items():
         if not isinstance(manifest.get(name, kind()), kind):
             raise ValueError(f"{path} is odd: {name} must be a {kind.__name__}. Got {type(manifest[name]).__name__}. {remedy}")
