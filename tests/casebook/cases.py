@@ -255,6 +255,20 @@ def _() -> Training:
     return _raw_targets().run(80)
 
 
+def _wild_targets(mend: bool = False) -> Training:
+    """Three targets of 600 have lost their decimal point."""
+    (x, y), _ = table()
+    spoilt, kept = y.clone(), torch.ones(len(y), dtype=torch.bool)
+    spoilt[[5, 99, 400]] *= 1000.0
+    kept[[5, 99, 400]] = False
+    return table_training(data=(x[kept], y[kept])) if mend else table_training(data=(x, spoilt))
+
+
+@case("wild targets, regression, AdamW", "outliers", mended=lambda lr: _wild_targets(mend=True), better_by=lambda t: t.score())
+def _() -> Training:
+    return _wild_targets().run(80)
+
+
 def _noisy_labels(share: float) -> Training:
     (x, y), valid = digits()
     generator = torch.Generator().manual_seed(1)

@@ -6,6 +6,7 @@ Ctrl-C at any moment ends the command with exit code 130 and one line, and never
 from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]  # built in, as all is that runs before Ctrl-C is seen to
+import atexit
 import os
 
 __all__ = ["main"]
@@ -27,6 +28,8 @@ def end_at_once() -> None:
     """Let Ctrl-C end the process where there is nothing to put in order: while Python imports, and while it ends."""
     if _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
         _signal.signal(_signal.SIGINT, end)
+        # Python takes its handlers back last of all, and a signal after that would kill a process that has done its work.
+        atexit.register(_signal.signal, _signal.SIGINT, _signal.SIG_IGN)
 
 
 def end(number: int, frame: object) -> None:

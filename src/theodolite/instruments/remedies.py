@@ -1,13 +1,18 @@
-"""Of several changes against one fault, the one that a short training of a copy likes best."""
+"""Changes of a training that several instruments try: without some samples, or the best of several."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 
+import torch
+from torch import Tensor
+
 from theodolite.instruments.base import SurveyContext
 from theodolite.instruments.subset import subset
-from theodolite.measures.trials import Remedy, try_changes
+from theodolite.measures.data_audit.views import parts_of
+from theodolite.measures.trials import Remedy, Setup, try_changes
+from theodolite.problem import Problem
 
 #: Steps and seconds of the runs that choose, and samples on which they are compared.
 STEPS, SECONDS, SCORED = 60, 10.0, 500
@@ -31,3 +36,16 @@ def best_remedy(context: SurveyContext, options: Sequence[Remedy]) -> Remedy:
     )
     ends = [row["changed"] if math.isfinite(row["changed"]) else math.inf for row in runs.trials]
     return options[ends.index(min(ends))]
+
+
+def leave_out(context: SurveyContext, samples: Sequence[int] | Tensor, advice: str, judge: Problem | None = None) -> Remedy:
+    """Train without these samples. Both trainings are judged by the others, unless there is a better judge."""
+    kept = torch.ones(context.problem.samples, dtype=torch.bool)
+    kept[torch.as_tensor(samples)] = False
+    rest = context.problem.with_batches(list(parts_of(context.problem, torch.nonzero(kept).flatten())))
+    judged = rest if judge is None else judge
+
+    def change(setup: Setup) -> None:
+        setup.problem = setup.problem.with_batches(list(rest.data))
+
+    return Remedy(advice, change, score=lambda model: judged.with_model(model).loss())

@@ -65,6 +65,8 @@ def judge(
     order = {cause: place for place, cause in enumerate(roots)}
     adjusted = sorted(worst_first(adjusted), key=lambda f: order.get(f.cause, len(order)))
     progress = results.get("progress")
+    if getattr(progress, "learning", None) is False:  # then no answer is good
+        adjusted = [replace(f, severity=Severity.NOTE) if f.headline and f.severity is Severity.GOOD else f for f in adjusted]
     rate = _rounded(_recommended(results, roots, trials, lr))
     sentences = (_learning(progress), *_causes(roots, serious, trials, rate, results))
     learning = getattr(progress, "learning", None)

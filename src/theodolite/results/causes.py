@@ -15,6 +15,9 @@ CAUSES: dict[str, tuple[str, ...]] = {
         "rate too high", "rate too low", "exploding gradients", "vanishing gradients", "saturation", "dead layer", "dead units",
         "batch too small",
     ),
+    "outliers": (
+        "target scale", "rate too high", "rate too low", "exploding gradients", "batch too small", "overfitting", "not learning",
+    ),
     "target scale": ("rate too high", "rate too low", "exploding gradients", "dead layer", "dead units"),
     "summed loss": ("rate too high", "exploding gradients", "no warm-up", "dead layer"),
     "schedule ended": ("rate too low",),

@@ -131,6 +131,20 @@ def test_targets_far_from_the_outputs_are_standardised():
     assert found.results["trials"].of("target scale")["better"]
 
 
+def test_a_few_targets_far_outside_the_others_are_left_out():
+    frame, y = table()
+    spoilt = y.copy()
+    spoilt.iloc[[3, 50], 0] = [4e3, -6e3]
+    found = look(mlp(4, 32, 1), nn.MSELoss(), (frame, spoilt), optimizer="adamw", lr=3e-3, trials=True)
+    outliers = one(found, "outliers")
+    assert serious(found) == [outliers]
+    assert "2 samples of" in outliers.sentence
+    assert "(50, 3)" in outliers.sentence
+    assert outliers.value > 0.99
+    assert found.results["trials"].of("outliers")["better"]
+    assert "outliers" not in look(mlp(4, 32, 1), nn.HuberLoss(), (frame, spoilt)).labels()
+
+
 def noisy(share: float) -> tuple[Pair, torch.Tensor]:
     (x, y), _ = digits()
     generator = torch.Generator().manual_seed(1)

@@ -8,10 +8,13 @@ from contextlib import suppress
 from typing import Any
 
 import torch
+from torch import nn
+from torch.nn import functional
 from torch.optim import SGD
 
 from theodolite.errors import TheodoliteError
 from theodolite.instruments.base import Instrument, Picture, Results, SurveyContext, Work, inapplicable
+from theodolite.instruments.remedies import leave_out
 from theodolite.instruments.subset import subset
 from theodolite.measures.data_audit.columns import STEPS, ColumnAudit, audit_columns, standardiser, whitener
 from theodolite.measures.data_audit.targets import TargetAudit, audit_targets, standardised_targets
@@ -21,7 +24,7 @@ from theodolite.measures.dynamics.optimizers import copy_optimizer
 from theodolite.measures.trials import Remedy, Setup, cannot_restart, start_anew
 from theodolite.problem import Problem
 from theodolite.results import Finding, Row, Severity
-from theodolite.text import grouped
+from theodolite.text import grouped, listed, plural
 
 #: A column is learned too slowly where it takes this many times as long as it would if all were standardised.
 SLOW = 1e4
@@ -31,6 +34,8 @@ LARGE, SMALL = 20.0, 0.005
 LOST = 0.1
 #: Targets farther from the outputs than this, in units of the outputs' spread or of 1, or of less spread than this.
 FAR, TINY = 20.0, 0.005
+#: Outliers that hold this share of the squared error rule the training.
+HOLD = 0.5
 #: A model that explains this share of the variance has coped.
 COPED = 0.5
 #: Samples on which the rate of a changed training is found.
@@ -228,6 +233,22 @@ class Targets(Instrument):
         return audit_targets(context.problem, seed=context.seed)
 
     def findings(self, context: SurveyContext, result: TargetAudit) -> list[Finding]:
+        return [*self._outliers(context, result), *self._scale(result)]
+
+    def _outliers(self, context: SurveyContext, result: TargetAudit) -> Iterator[Finding]:
+        if result.outlier_share <= HOLD or not _squares(context.problem.loss_function):
+            return
+        one = len(result.outliers) == 1
+        text = (
+            f"{plural(len(result.outliers), 'sample')} of {result.samples} ({listed(result.outliers, 4)}) "
+            f"{'has a target' if one else 'have targets'} far outside the others, and {100 * result.outlier_share:.0f} % of the "
+            f"squared error: {'it decides' if one else 'they decide'} where the training goes."
+        )
+        advice = "Correct or leave out those that are wrong; if they are right, train on logarithms, or with nn.HuberLoss."
+        share = ("share of the squared error", result.outlier_share)
+        yield self.found(Severity.WARNING, text, "outliers", *share, advice=advice, cause="outliers")
+
+    def _scale(self, result: TargetAudit) -> list[Finding]:
         far, tiny = min(result.distance, result.size) > FAR, 0 < min(result.spreads) < TINY
         if (far or tiny) and not result.explained > COPED:
             mean, spread = result.means[0], result.spreads[0]
@@ -243,8 +264,12 @@ class Targets(Instrument):
         return [] if far or tiny else [self.found(Severity.GOOD, result.sentence(), "targets scaled")]
 
     def remedies(self, context: SurveyContext, result: TargetAudit) -> Mapping[str, Remedy]:
-        if not any(f.cause for f in self.findings(context, result)):
-            return {}
+        causes = {f.cause for f in self.findings(context, result)}
+        advice = f"leave {plural(len(result.outliers), 'sample')} out whose targets lie far outside the others"
+        found = {"outliers": leave_out(context, list(result.outliers), advice)} if "outliers" in causes else {}
+        return {**found, **self._standardised(context, result)} if "target scale" in causes else found
+
+    def _standardised(self, context: SurveyContext, result: TargetAudit) -> Mapping[str, Remedy]:
         advice = "standardise the targets"
         loss = context.problem.loss_function
         if loss is None:
@@ -256,6 +281,13 @@ class Targets(Instrument):
             setup.problem = setup.problem.with_model(setup.model, standard)
 
         return {"target scale": changed_training(context, advice, change)}
+
+
+def _squares(loss: Any) -> bool:
+    """Whether a loss squares the error, as all do of which nothing else is known."""
+    return not isinstance(loss, nn.L1Loss | nn.SmoothL1Loss | nn.HuberLoss) and loss not in (
+        functional.l1_loss, functional.smooth_l1_loss, functional.huber_loss,
+    )  # fmt: skip
 
 
 _BECAUSE = {

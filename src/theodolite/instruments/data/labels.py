@@ -12,10 +12,11 @@ from torch.nn import functional
 
 from theodolite.errors import TheodoliteError
 from theodolite.instruments.base import Instrument, Picture, Results, SurveyContext, Work, inapplicable
+from theodolite.instruments.remedies import leave_out
 from theodolite.measures.data_audit.labels import SAMPLES, LabelAudit, audit_labels
-from theodolite.measures.data_audit.views import labels_of, numbers_of, parts_of
+from theodolite.measures.data_audit.views import labels_of, numbers_of
 from theodolite.measures.trials import Remedy, Setup
-from theodolite.problem import Batch, Problem
+from theodolite.problem import Problem
 from theodolite.results import Finding, Row, Severity
 from theodolite.text import listed, plural
 
@@ -147,13 +148,8 @@ class Labels(Instrument):
         return Remedy("check the order of inputs and labels", why_not="the right labels are not known")
 
     def _without_suspects(self, context: SurveyContext, result: LabelAudit) -> Remedy:
-        problem = context.problem
-        kept = torch.ones(problem.samples, dtype=torch.bool)
-        kept[result.suspected] = False
-        rest = list(parts_of(problem, torch.nonzero(kept).flatten()))
-        judge = context.valid if context.valid is not None else problem.with_batches(rest)
         advice = f"leave the {len(result.suspected)} samples out whose labels are contradicted"
-        return Remedy(advice, lambda setup: without(setup, rest), score=lambda model: judge.with_model(model).loss())
+        return leave_out(context, result.suspected, advice, judge=context.valid)
 
     def _balanced(self, context: SurveyContext, result: LabelAudit) -> Remedy:
         advice = "weigh the classes in the loss"
@@ -179,11 +175,6 @@ class Labels(Instrument):
     def figure(self, results: Results) -> Picture:
         result: LabelAudit = results[self.name]
         return result.plot() if len(result.classes) > 1 else None
-
-
-def without(setup: Setup, batches: list[Batch]) -> None:
-    """Other training data for a copy."""
-    setup.problem = setup.problem.with_batches(batches)
 
 
 def _weighted(loss: Any) -> bool:

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import torch
-
 from theodolite.errors import TheodoliteError
 from theodolite.instruments.base import Instrument, SurveyContext, Work, inapplicable
-from theodolite.instruments.data.labels import without
+from theodolite.instruments.remedies import leave_out
 from theodolite.measures.data_audit.samples import SampleAudit, ValidationAudit, audit_samples, audit_validation
-from theodolite.measures.data_audit.views import parts_of, sample_tensors
+from theodolite.measures.data_audit.views import sample_tensors
 from theodolite.measures.trials import Remedy
 from theodolite.problem import Problem
 from theodolite.results import Finding, Severity
@@ -97,14 +95,8 @@ class Samples(Instrument):
         found = {f.cause for f in self.findings(context, result) if f.severity.rank >= Severity.WARNING.rank}
         remedies = {}
         if "contradictory labels" in found:
-            kept = torch.ones(context.problem.samples, dtype=torch.bool)
-            kept[result.contradicting] = False
-            rest = list(parts_of(context.problem, torch.nonzero(kept).flatten()))
-            judge = context.valid if context.valid is not None else context.problem.with_batches(rest)
             advice = f"leave the {len(result.contradicting)} samples out that contradict each other"
-            remedies["contradictory labels"] = Remedy(
-                advice, lambda setup: without(setup, rest), score=lambda model: judge.with_model(model).loss()
-            )
+            remedies["contradictory labels"] = leave_out(context, result.contradicting, advice, judge=context.valid)
         if "padding" in found:
             remedies["padding"] = Remedy(
                 "put sequences of similar length into one batch", why_not="it saves time, and changes no loss"

@@ -31,6 +31,7 @@ from theodolite.measures.data_audit.views import (
     chosen_rows,
     label_losses,
     labels_of,
+    middle_and_width,
     numbers_of,
     part_of,
 )
@@ -42,6 +43,8 @@ from theodolite.results import Cost, Outcome, Result, Row
 SAMPLES = 1000
 #: Samples that are looked through for wrong labels once there are known to be many.
 SEARCHED = 20_000
+#: Numbers farther from the median than this many spreads count as if they were there.
+CLIPPED = 4.0
 #: Of these the ten with the largest losses are listed.
 LISTED = 200
 #: Fewer samples, or fewer of them per class, tell nothing.
@@ -165,12 +168,14 @@ def _looked_at(problem: Problem, labels: Labels | None, most: int, seed: int) ->
 
 
 def _targets(problem: Problem, labels: Labels | None, rows: Tensor) -> Tensor | None:
-    """Classes as rows of 0 and 1, numbers standardised, (n, k) in float64."""
+    """Classes as rows of 0 and 1, numbers standardised, (n, k) in float64; a few that lie far out do not decide."""
     if labels is not None:
         return functional.one_hot(labels.at(rows), len(labels.names)).double() if len(labels.names) > 1 else None
     numbers = numbers_of(problem, rows)
     if numbers is None or numbers.shape[1] > 64:
         return None
+    middle, width = middle_and_width(numbers)
+    numbers = torch.where(width > 0, numbers.clamp(middle - CLIPPED * width, middle + CLIPPED * width), numbers)
     spread = numbers.std(0)
     numbers = numbers[:, spread > 0]
     return (numbers - numbers.mean(0)) / spread[spread > 0] if numbers.shape[1] else None

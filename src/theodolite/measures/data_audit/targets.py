@@ -11,15 +11,30 @@ import torch
 from torch import Tensor, nn
 
 from theodolite.arguments import checked, count, seed
-from theodolite.measures.data_audit.views import SAMPLES, answers_on, chosen_rows, labels_of, numbers_of, part_of
+from theodolite.measures.data_audit.views import (
+    SAMPLES,
+    answers_on,
+    chosen_rows,
+    labels_of,
+    middle_and_width,
+    numbers_of,
+    part_of,
+)
 from theodolite.problem import Problem
 from theodolite.problem.arguments import a_problem
 from theodolite.results import Cost, Outcome, Result, Row
 
+#: A target is an outlier beyond this many spreads from the median, if no more than a share of the samples are.
+OUTLYING, AT_MOST = 12.0, 0.05
+
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class TargetAudit(Result):
-    """Means and spreads of targets and outputs, column by column; `explained` is the share of the variance that the model has."""
+    """Means and spreads of targets and outputs, column by column; `explained` is the share of the variance that the model has.
+
+    `outliers` are the samples whose targets lie far outside those of the others, the farthest first, and `outlier_share` is
+    their share of the squared error of the outputs.
+    """
 
     means: tuple[float, ...]
     spreads: tuple[float, ...]
@@ -27,6 +42,8 @@ class TargetAudit(Result):
     output_spreads: tuple[float, ...]
     explained: float
     samples: int
+    outliers: tuple[int, ...] = ()
+    outlier_share: float = 0.0
 
     @property
     def distance(self) -> float:
@@ -66,14 +83,17 @@ def audit_targets(problem: Problem, *, most: int = SAMPLES, seed: int = 0) -> Ta
     if targets is None or answers is None or answers.outputs.shape != targets.shape:
         raise ValueError("audit_targets needs targets that are numbers, as many as the model returns for a sample.")
     outputs = answers.outputs
-    errors, variance = float((outputs - targets).square().sum()), float((targets - targets.mean(0)).square().sum())
+    errors, variance = (outputs - targets).square().sum(1), float((targets - targets.mean(0)).square().sum())
+    far = _outliers(targets)
     return TargetAudit(
         means=tuple(targets.mean(0).tolist()),
         spreads=tuple(_spread(targets)),
         output_means=tuple(outputs.mean(0).tolist()),
         output_spreads=tuple(_spread(outputs)),
-        explained=1 - errors / variance if variance > 0 else math.nan,
+        explained=1 - float(errors.sum()) / variance if variance > 0 else math.nan,
         samples=len(rows),
+        outliers=tuple(rows[far].tolist()),
+        outlier_share=float(errors[far].sum() / errors.sum()) if len(far) else 0.0,
         outcome=Outcome.FINISHED if len(rows) == problem.samples else Outcome.ESTIMATED,
         seed=seed,
         cost=Cost(seconds=time.perf_counter() - began, route="one forward pass", notes=problem.notes),
@@ -82,6 +102,14 @@ def audit_targets(problem: Problem, *, most: int = SAMPLES, seed: int = 0) -> Ta
 
 def _spread(values: Tensor) -> list[float]:
     return list((values - values.mean(0)).square().mean(0).sqrt().tolist())
+
+
+def _outliers(targets: Tensor) -> Tensor:
+    """Places of the targets far outside the middle half of all, (n, columns); none where that half has no width."""
+    middle, spread = middle_and_width(targets)
+    distance = torch.where(spread > 0, (targets - middle).abs() / spread, 0.0).amax(1)
+    farthest = distance.argsort(descending=True)[: int((distance > OUTLYING).sum())]
+    return farthest if len(farthest) <= AT_MOST * len(targets) else farthest[:0]
 
 
 @dataclass(frozen=True)

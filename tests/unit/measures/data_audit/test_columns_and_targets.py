@@ -105,3 +105,16 @@ def test_targets_are_compared_with_outputs():
     assert found.explained < 0
     with pytest.raises(ValueError, match="targets that are numbers"):
         audit_targets(th.Problem(nn.Linear(2, 2), nn.CrossEntropyLoss(), (x.float(), torch.arange(90) % 2)))
+
+
+def test_targets_far_outside_the_others_are_outliers_where_they_are_few():
+    x = normal(100, 2)
+    y = x[:, :1].clone()
+    y[[7, 20]] = torch.tensor([[300.0], [-900.0]], dtype=y.dtype)
+    found = audit_targets(linear(x, y))
+    assert found.outliers == (20, 7)
+    assert found.outlier_share > 0.99
+    y[:20] = 300.0
+    assert audit_targets(linear(x, y)).outliers == ()  # a fifth of all: another kind of sample
+    y[:60] = 0.0
+    assert audit_targets(linear(x, y)).outliers == ()  # most targets are equal: there is no spread to measure with
