@@ -20,12 +20,11 @@ from theodolite.measures.trials import TrialRuns, outcome_of
 from theodolite.results import CAUSES, Finding, Row, Severity, worst_first
 from theodolite.text import plural
 
-#: Causes that an inspection proves: no trial can take them back, and nothing else matters before they are repaired.
-PROVEN = (
-    "not finite", "frozen model", "missing parameters", "dead layer", "labels do not fit", "augmented validation",
-    "leaked validation",
-)  # fmt: skip
-#: What stands only where nothing else explains it.
+#: Causes that an inspection proves, of which nothing else matters before they are repaired; no trial can take back these, nor
+#: those of the validation data.
+STOPPING = ("not finite", "frozen model", "missing parameters", "dead layer", "labels do not fit")
+PROVEN = (*STOPPING, "augmented validation", "leaked validation")
+#: What has no remedy of its own: it stands only where no cause is found that brings it about.
 UNEXPLAINED = "not learning"
 #: How many findings stand below the verdict.
 SHOWN = 7
@@ -60,7 +59,7 @@ def judge(
     useless = {cause for cause in serious if cause in tried and not tried[cause]["better"] and cause not in PROVEN}
     standing = [cause for cause in serious if cause not in useless]
     behind = {cause: root for cause in standing if (root := _root(cause, standing, tried))}
-    roots = sorted((cause for cause in standing if cause not in behind), key=lambda cause: _urgency(cause, tried))
+    roots = sorted((cause for cause in standing if cause not in behind), key=lambda cause: _urgency(serious[cause], tried))
     adjusted = [_adjusted(f, useless, behind, tried) for f in findings]
     order = {cause: place for place, cause in enumerate(roots)}
     adjusted = sorted(worst_first(adjusted), key=lambda f: order.get(f.cause, len(order)))
@@ -102,12 +101,10 @@ def gain(trial: Row) -> float:
 
 def _root(cause: str, standing: Sequence[str], tried: Mapping[str, Row]) -> str:
     """The cause that this one follows from, empty where it stands for itself."""
-    if cause == UNEXPLAINED:
-        return next((other for other in standing if other != cause), "")
     for other in standing:
         if other == cause or cause not in _consequences(other):
             continue
-        known = other in tried or other in PROVEN
+        known = cause == UNEXPLAINED or other in tried or other in PROVEN
         own = gain(tried[cause]) if cause in tried else 0.0
         theirs = gain(tried[other]) if other in tried else 1.0
         if known and own <= theirs + CLEARLY:
@@ -127,11 +124,11 @@ def _consequences(cause: str) -> set[str]:
     return found - {cause}
 
 
-def _urgency(cause: str, tried: Mapping[str, Row]) -> tuple[bool, float, float, int]:
+def _urgency(finding: Finding, tried: Mapping[str, Row]) -> tuple[bool, float, float, int, int]:
+    cause, trial = finding.cause, tried.get(finding.cause)
     place = list(CAUSES).index(cause) if cause in CAUSES else len(CAUSES)
-    trial = tried.get(cause)
     ended = trial["changed"] if trial is not None and trial["better"] else math.inf
-    return (cause not in PROVEN, -gain(trial) if trial is not None else 0.0, ended, place)
+    return (cause not in STOPPING, -gain(trial) if trial is not None else 0.0, ended, -finding.severity.rank, place)
 
 
 def _adjusted(finding: Finding, useless: set[str], behind: Mapping[str, str], tried: Mapping[str, Row]) -> Finding:

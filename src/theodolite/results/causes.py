@@ -5,7 +5,7 @@ from __future__ import annotations
 #: Name -> the faults that it brings about: where both are found, these are its consequences and no causes of their own.
 #: Those that stop a training altogether stand first; the order decides between causes of which none could be tried.
 CAUSES: dict[str, tuple[str, ...]] = {
-    "not finite": (),
+    "not finite": ("not learning",),
     "frozen model": ("not learning",),
     "missing parameters": ("frozen layer", "unused parameters", "rate too low"),
     "dead layer": ("dead units", "vanishing gradients", "rate too low", "batch too small"),
@@ -32,9 +32,9 @@ CAUSES: dict[str, tuple[str, ...]] = {
     "frozen layer": ("rate too low", "not learning"),
     "batch statistics": ("overfitting", "validation shift", "not learning"),
     "dead units": ("not learning",),
-    "bad batch": (),
-    "data shift": (),
-    "stale moments": (),
+    "bad batch": ("not learning",),
+    "data shift": ("not learning",),
+    "stale moments": ("not learning",),
     "leaked validation": ("duplicated samples",),
     "augmented validation": ("overfitting", "validation shift"),
     "label noise": ("overfitting", "not learning"),
@@ -44,7 +44,7 @@ CAUSES: dict[str, tuple[str, ...]] = {
     "not learning": (),
     "overfitting": (),
     "validation shift": (),
-    "collinear inputs": (),
+    "collinear inputs": ("not learning",),
     "duplicated inputs": (),
     "duplicated samples": (),
     "padding": (),

@@ -65,6 +65,18 @@ def test_what_an_inspection_proves_stands_whatever_the_trial_says():
     assert verdict.causes[0] == "dead layer"
 
 
+@pytest.mark.parametrize("other", ["padding", "leaked validation", "validation shift", "unused parameters", "duplicated samples"])
+def test_that_nothing_is_learned_follows_only_from_what_can_bring_it_about(other):
+    verdict, found = judged([finding(other), finding("not learning", Severity.CRITICAL)])
+    assert verdict.causes == ("not learning", other)
+    assert [f.severity for f in found if f.cause == "not learning"] == [Severity.CRITICAL]
+
+
+def test_validation_data_are_not_what_stops_a_training():
+    causes = judged([finding("leaked validation"), finding("rate too high")], trial("rate too high", 0.5, math.inf))[0].causes
+    assert causes == ("rate too high", "leaked validation")
+
+
 def test_what_could_not_be_tried_is_marked_so():
     row = trial("padding", math.nan, not_tried="the data cannot be packed here")
     verdict, _ = judged([finding("padding")], row)
