@@ -1,0 +1,124 @@
+"""The coordinates of a posterior: for each parameter a basis, its approximate curvature, and where the fit begins."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from theodolite.measures.bounds.posterior import Block
+from theodolite.operators.kronecker import FactorMapping, affine_layers, kronecker_factors
+from theodolite.problem import Problem
+
+Basis = Literal["kronecker", "standard", "isotropic", "low-rank"]
+#: How the standard deviations begin: by curvature, all at that of the prior, or at the size of the weights (the source).
+Start = Literal["curvature", "flat", "weights"]
+#: Weights of exactly zero count as this share of the layer's root mean square.
+_LEAST_WEIGHT = 1e-3
+
+
+def make_blocks(problem: Problem, start: Mapping[str, Tensor], *, rank: int | None = None) -> list[Block]:
+    """A block for each measured parameter, in its own coordinates; `start` are the centres of the prior by name."""
+    recipes = {problem.layers[r.name].weights[0]: r for r in affine_layers(problem, list(problem.layers))[0]}
+    groups = _groups(problem)
+    found = []
+    for i, (name, p) in enumerate(zip(problem.names, problem.leaves(grad=False), strict=True)):
+        recipe = recipes.get(i)
+        matrix = recipe is not None and recipe.groups == 1
+        transposed = recipe is not None and recipe.transposed
+        form = (len(p), -1) if matrix else tuple(p.shape)
+        mean, centre = (t.to(p).reshape(form) for t in (p, start[name]))
+        if transposed:
+            mean, centre = mean.T.contiguous(), centre.T.contiguous()
+        block = Block(name, groups[name], tuple(p.shape), mean, torch.zeros_like(mean), centre, transposed=transposed)
+        kept = rank if matrix and rank is not None and rank < mean.shape[1] else None
+        found.append(replace(block, rank=kept))
+    return found
+
+
+def _groups(problem: Problem) -> dict[str, str]:
+    """The layer that each parameter belongs to: the module that owns it."""
+    owners = {f"{path}.{local}" if path else local: path for path, m in problem.model.named_modules() for local in m._parameters}
+    return {name: owners.get(name, name) or "(model)" for name in problem.names}
+
+
+def layer_factors(problem: Problem, samples: int, seed: int = 0) -> FactorMapping:
+    """Kronecker factors of all layers, from some samples."""
+    order = torch.randperm(problem.samples, generator=torch.Generator().manual_seed(seed))[:samples].sort().values
+    parts, before = [], 0
+    for batch in problem.data:
+        mine = order[(order >= before) & (order < before + batch.size)] - before
+        parts += [batch.part(mine)] if len(mine) else []
+        before += batch.size
+    return kronecker_factors(problem.with_batches(parts), sharing="expand")
+
+
+def turned_blocks(
+    problem: Problem, blocks: Sequence[Block], factors: FactorMapping, basis: Basis, right: dict[str, tuple[Tensor, Tensor]]
+) -> list[Block]:
+    """The blocks in the basis of the factors, or with their curvature in their own coordinates.
+
+    `right` keeps the eigenvectors of inputs that do not change; it is added to.
+    """
+    place = {name: i for i, name in enumerate(problem.names)}
+    by_weight = {problem.layers[name].weights[0]: name for name in factors}
+    by_group = {problem.names[i]: name for i, name in by_weight.items()}
+    layer_of_group = {b.group: by_group[b.name] for b in blocks if b.name in by_group}
+    found = []
+    for block in blocks:
+        layer = layer_of_group.get(block.group)
+        if layer is None or factors[layer].groups > 1:
+            found.append(block)
+            continue
+        output, input_ = factors[layer].output.to(block.mean), factors[layer].input.to(block.mean)
+        weight = by_weight.get(place[block.name]) == layer
+        if not weight and block.mean.shape != output.shape[:1]:
+            found.append(block)  # neither the weight nor the bias
+        elif basis in ("standard", "isotropic"):
+            diagonal = output.diagonal().clamp(min=0.0)
+            found.append(replace(block, curvature=torch.outer(diagonal, input_.diagonal()) if weight else diagonal))
+        else:
+            tau, left = _descending(output)
+            if not weight:
+                found.append(block.turned(left, None, tau))
+                continue
+            if block.name not in right:
+                right[block.name] = _descending(input_)
+            gamma, vectors = right[block.name]
+            found.append(block.turned(left, vectors, torch.outer(tau, gamma)))
+    return found
+
+
+def _descending(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """Eigenvalues, the largest first and none below 0, and eigenvectors as columns."""
+    values, vectors = torch.linalg.eigh(matrix.double())
+    return values.flip(0).clamp(min=0.0).to(matrix), vectors.flip(1).to(matrix).contiguous()
+
+
+def spread_out(blocks: Sequence[Block], how: Start, variances: Mapping[str, float], strength: float) -> list[Block]:
+    """The blocks with standard deviations to begin with.
+
+    By curvature `s = 1/(1/λ + strength · h)`, where the loss of a quadratic and the divergence balance; what has no known
+    curvature h counts with the mean of the others.
+    """
+    known = [b.curvature.mean() for b in blocks if b.curvature is not None]
+    usual = float(torch.stack(known).mean()) if known else 0.0
+    found = []
+    for block in blocks:
+        variance = variances[block.group]
+        if how == "weights":
+            size = block.parameter(block.mean)
+            least = _LEAST_WEIGHT * float(size.square().mean().sqrt()) or math.sqrt(variance) * _LEAST_WEIGHT
+            log_std = size.abs().clamp(min=least).log().reshape(block.shape)
+            log_std = (log_std.T if block.transposed else log_std).reshape(block.mean.shape)
+        elif how == "flat":
+            log_std = torch.full_like(block.mean, 0.5 * math.log(variance))
+        else:
+            h = torch.full_like(block.mean, usual) if block.curvature is None else block.curvature
+            log_std = -0.5 * (1 / variance + strength * h).log()
+        found.append(replace(block, log_std=log_std))
+    return found

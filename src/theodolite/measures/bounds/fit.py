@@ -1,0 +1,273 @@
+"""The posterior whose certificate is best: descent on the bound itself.
+
+The bound `p(q, B)` is a function of the error rate q of the posterior and of `B = (KL + ...)/n`. Each step follows
+`∂p/∂q · ∇q + ∂p/∂B · ∇B`, with the two slopes at a running error rate. The gradient of the divergence is written down, and the
+variance of the prior is the best one for the present weights, so that neither needs a graph.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from theodolite.measures.bounds.blocks import Basis, Start, layer_factors, spread_out, turned_blocks
+from theodolite.measures.bounds.calculator import FEWEST, budget_of, kl_inverse
+from theodolite.measures.bounds.gibbs import smooth_error
+from theodolite.measures.bounds.noisy_network import NoisyNetwork
+from theodolite.measures.bounds.posterior import Block, GaussianPosterior, best_variances
+from theodolite.problem import Problem
+from theodolite.results import Row
+
+Objective = Literal["kl", "pinsker", "quadratic", "catoni"]
+Refresh = Literal["iter", "once", "weights"]
+
+#: What a fit minimises, as a function of the error rate and of B.
+OBJECTIVES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "kl": kl_inverse,
+    "pinsker": lambda q, b: q + (b / 2).sqrt(),
+    "quadratic": lambda q, b: ((q + b / 2).sqrt() + (b / 2).sqrt()).square(),
+    "catoni": lambda q, b: -torch.expm1(-q - b) / (1 - math.exp(-1.0)),
+}
+#: Share of the new batch in the running error rate.
+_NEWS = 0.05
+#: Samples from which bases are made, and on which the first spread is chosen.
+FACTOR_SAMPLES, TRIED = 4000, 4000
+#: Weights of curvature among which the first spread is chosen, in units of n.
+STRENGTHS = tuple(10.0**e for e in (-3.0, -2.5, -2.0, -1.5, -1.0, -0.5, 0.0, 0.5))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """How a posterior is fitted. `every` is how many epochs a basis is kept."""
+
+    basis: Basis = "kronecker"
+    refresh: Refresh = "iter"
+    layer_scales: bool = True
+    objective: Objective = "kl"
+    optimizer: Literal["adam", "rmsprop", "sgd"] = "adam"
+    init_s: Start = "curvature"
+    epochs: int = 20
+    batch_size: int = 1000
+    every: int = 5
+    rate: float = 2e-3
+    rate_of_spread: float = 2e-2
+    delta: float = 0.025
+    own: int = 50  # coordinates of a layer with variances of their own, for "low-rank"
+
+
+class Fit:
+    """A fit under way: leaves for mean and log standard deviation of each block, and where it is."""
+
+    def __init__(self, network: NoisyNetwork, blocks: Sequence[Block], settings: Settings, seed: int) -> None:
+        self.network, self.settings, self.seed = network, settings, seed
+        self.problem: Problem = network.problem
+        self.n = network.samples.count
+        self.generator = torch.Generator().manual_seed(seed)
+        self.right: dict[str, tuple[Tensor, Tensor]] = {}
+        self.trace: list[Row] = []
+        self.epoch = 0
+        self.error = 0.5
+        self.blocks = self._begin(blocks)
+        self._make_leaves()
+
+    # Beginning
+
+    def _begin(self, blocks: Sequence[Block]) -> list[Block]:
+        """The blocks in their basis, with the first spread that gives the best bound."""
+        settings = self.settings
+        turned = self._in_basis(self.problem, blocks)
+        variances = self._common(best_variances([replace(b, log_std=torch.full_like(b.mean, -30.0)) for b in turned]))
+        variances = {group: max(v, 1e-12) for group, v in variances.items()}
+        if settings.init_s != "curvature":
+            return self._tied(spread_out(turned, settings.init_s, variances, 0.0))
+        tried = []
+        for strength in STRENGTHS:
+            found, own = turned, variances
+            for _ in range(4):  # the best variance of the prior depends on the spread, and the spread on it
+                found = self._tied(spread_out(turned, "curvature", own, strength * self.n))
+                own = self._common(best_variances(found))
+            tried.append((self._bound_of(found, own), found))
+        return min(tried, key=lambda pair: pair[0])[1]
+
+    def _in_basis(self, problem: Problem, blocks: Sequence[Block]) -> list[Block]:
+        factors = layer_factors(problem, FACTOR_SAMPLES, self.seed)
+        return turned_blocks(problem, blocks, factors, self.settings.basis, self.right)
+
+    def _common(self, variances: dict[str, float]) -> dict[str, float]:
+        """One variance of the prior for all groups, where layers have none of their own."""
+        if self.settings.layer_scales:
+            return variances
+        sizes = {group: sum(b.own(b.mean).numel() for b in self.blocks_of(group)) for group in variances}
+        mean = sum(variances[g] * sizes[g] for g in sizes) / sum(sizes.values())
+        return dict.fromkeys(variances, mean)
+
+    def blocks_of(self, group: str) -> list[Block]:
+        return [block for block in self.network.blocks.values() if block.group == group]
+
+    def _tied(self, blocks: Sequence[Block]) -> list[Block]:
+        """The blocks with the spread that their kind of basis allows."""
+        return [replace(b, log_std=self._allowed(b, b.log_std)) for b in blocks]
+
+    def _allowed(self, block: Block, log_std: Tensor) -> Tensor:
+        free = self._free(block)
+        if free is None:
+            return log_std
+        common = log_std[~free].mean() if bool((~free).any()) else log_std.mean()
+        return torch.where(free, log_std, common)
+
+    def _free(self, block: Block) -> Tensor | None:
+        """Which coordinates have a spread of their own; None: all."""
+        if self.settings.basis not in ("isotropic", "low-rank"):
+            return None
+        free = torch.zeros_like(block.mean, dtype=torch.bool)
+        if self.settings.basis == "low-rank" and block.curvature is not None:
+            top = block.curvature.flatten().topk(min(self.settings.own, block.size)).indices
+            free.view(-1)[top] = True
+        return free
+
+    @torch.no_grad()
+    def _bound_of(self, blocks: Sequence[Block], variances: Mapping[str, float]) -> float:
+        """The objective at these blocks, by the smooth error on some samples."""
+        self.network.set_blocks(blocks)
+        values = {b.name: (b.mean, (2 * b.log_std).exp()) for b in blocks}
+        errors, seen = 0.0, 0
+        with self.problem.session(second=False):
+            for rows, batch in self.network.samples.epoch(1000, torch.Generator().manual_seed(self.seed)):
+                drawn = self.network(rows, batch, values, torch.Generator().manual_seed(self.seed), variances, open_last=True)
+                errors += batch.size * float(smooth_error(drawn, batch.target, self.problem.loss_function))
+                seen += batch.size
+                if seen >= TRIED:
+                    break
+        kl = sum(block.nats(variances[block.group]) for block in blocks)
+        q, b = (torch.tensor(v, dtype=torch.float64) for v in (min(errors / seen, 1.0), self._budget(max(kl, 0.0))))
+        return float(OBJECTIVES[self.settings.objective](q, b))
+
+    def _budget(self, kl: float) -> float:
+        return budget_of(kl, max(self.n, FEWEST), self.settings.delta)
+
+    # Steps
+
+    def _make_leaves(self) -> None:
+        settings = self.settings
+        self.means = {b.name: b.mean.clone().requires_grad_() for b in self.blocks}
+        self.spreads = {b.name: b.log_std.clone() for b in self.blocks}
+        self.free = {b.name: self._free(b) for b in self.blocks}
+        groups = [
+            {"params": list(self.means.values()), "lr": settings.rate},
+            {"params": list(self.spreads.values()), "lr": settings.rate_of_spread},
+        ]
+        kinds: dict[str, Any] = {
+            "adam": lambda g: torch.optim.Adam(g, betas=(0.9, 0.99)),
+            "rmsprop": torch.optim.RMSprop,
+            "sgd": lambda g: torch.optim.SGD(g, lr=settings.rate, momentum=0.9),
+        }
+        self.optimizer = kinds[settings.optimizer](groups)
+        self.rates = [settings.rate, settings.rate_of_spread]
+        self.network.set_blocks(self.blocks)
+        self.network.keep_inputs(settings.batch_size)
+
+    def run(self, count: Callable[[int], None] = lambda n: None) -> None:
+        """The epochs that remain."""
+        while self.epoch < self.settings.epochs:
+            self.take_epoch()
+            count(1)
+
+    def take_epoch(self) -> None:
+        settings = self.settings
+        if self._due():
+            self._refresh()
+        steps = math.ceil(self.n / settings.batch_size)
+        with self.problem.session(second=False):
+            for i, (rows, batch) in enumerate(self.network.samples.epoch(settings.batch_size, self.generator)):
+                self._set_rates((self.epoch + i / steps) / settings.epochs)
+                if i % 10 == 0:
+                    slopes = self._slopes()
+                self._step(rows, batch, *slopes)
+        self.epoch += 1
+        kl = self._kl()
+        self.trace.append({"epoch": self.epoch, "error": self.error, "kl": kl, "objective": self._objective(kl)})
+
+    def _due(self) -> bool:
+        """Whether the basis is to be made anew before this epoch."""
+        settings = self.settings
+        turning = settings.basis in ("kronecker", "low-rank") and settings.refresh != "once"
+        return turning and self.epoch > 0 and self.epoch % settings.every == 0
+
+    def _set_rates(self, done: float) -> None:
+        factor = 0.5 * (1 + math.cos(math.pi * done))
+        for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
+            group["lr"] = rate * max(factor, 0.01)
+
+    def _step(self, rows: Tensor, batch: Any, by_error: float, by_nat: float) -> None:
+        """One step on the bound: the smooth error by autograd, the divergence by its formula."""
+        with torch.no_grad():
+            variances = {name: (2 * spread).exp() for name, spread in self.spreads.items()}
+        for variance in variances.values():
+            variance.requires_grad_()
+        values = {name: (mean, variances[name]) for name, mean in self.means.items()}
+        self.optimizer.zero_grad()
+        drawn = self.network(rows, batch, values, self.generator, self.scales, open_last=True)
+        error = smooth_error(drawn, batch.target, self.problem.loss_function)
+        (by_error * error).backward()
+        with torch.no_grad():
+            for block in self.blocks:
+                self._add_divergence(block, variances[block.name], by_nat)
+        self.optimizer.step()
+        self.error += _NEWS * (min(float(error.detach()), 1.0) - self.error)
+
+    def _add_divergence(self, block: Block, variance: Tensor, by_nat: float) -> None:
+        """`∂KL/∂mean = (mean − start)/λ` and `∂KL/∂log std = s/λ − 1` on top of the gradient of the error."""
+        mean, scale = self.means[block.name], self.scales[block.group]
+        assert mean.grad is not None
+        mean.grad.add_(mean.detach() - block.start, alpha=by_nat / scale)
+        slope = variance.grad if variance.grad is not None else torch.zeros_like(variance)
+        slope = variance.detach() * (2 * slope + by_nat / scale) - by_nat
+        if block.rank is not None:
+            mean.grad[:, block.rank :] = 0.0
+            slope[:, block.rank :] = 0.0
+        free = self.free[block.name]
+        if free is not None:  # one spread for all others
+            slope = torch.where(free, slope, (slope * ~free).sum() / max(1, int((~free).sum())))
+        self.spreads[block.name].grad = slope
+
+    def _slopes(self) -> tuple[float, float]:
+        """`∂p/∂q` and `∂p/∂KL` at the running error rate; the variances of the prior are renewed."""
+        self.scales = self._common(best_variances(self.current()))
+        q = torch.tensor(min(max(self.error, 1e-6), 1 - 1e-6), dtype=torch.float64, requires_grad=True)
+        b = torch.tensor(self._budget(self._kl()), dtype=torch.float64, requires_grad=True)
+        by_q, by_b = torch.autograd.grad(OBJECTIVES[self.settings.objective](q, b), [q, b])
+        return float(by_q), float(by_b) / self.n
+
+    def _refresh(self) -> None:
+        """New bases at the present mean; spreads stay with the indices of their coordinates."""
+        blocks = self.current()
+        at_mean = self.problem.at({b.name: b.parameter(b.mean) for b in blocks})
+        self.blocks = self._in_basis(at_mean, blocks)
+        with torch.no_grad():
+            for block in self.blocks:
+                self.means[block.name].copy_(block.mean)
+        self.network.set_blocks(self.blocks)
+        self.network.keep_inputs(self.settings.batch_size)
+
+    # Where it is
+
+    def current(self) -> list[Block]:
+        """The blocks with the present values."""
+        return [replace(b, mean=self.means[b.name].detach(), log_std=self.spreads[b.name]) for b in self.blocks]
+
+    def _kl(self) -> float:
+        return max(0.0, sum(block.nats(self.scales[block.group]) for block in self.current()))
+
+    def _objective(self, kl: float) -> float:
+        q, b = (torch.tensor(v, dtype=torch.float64) for v in (min(max(self.error, 0.0), 1.0), self._budget(kl)))
+        return float(OBJECTIVES[self.settings.objective](q, b))
+
+    def posterior(self) -> GaussianPosterior:
+        blocks = tuple(replace(b, mean=b.mean.clone(), log_std=b.log_std.clone()) for b in self.current())
+        variances = self._common(best_variances(blocks))
+        return GaussianPosterior(blocks=blocks, variances=variances, basis=self.settings.basis, seed=self.seed)

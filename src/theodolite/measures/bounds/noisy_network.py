@@ -1,0 +1,210 @@
+"""The user's model with noise in its weights: drawn for every sample where that is possible, else for every batch.
+
+Which of the two it is, is found out by calling the model: for every sample where each measured parameter is the weight or the
+bias of linear layers, convolutions and embeddings whose inputs begin with the samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from theodolite.measures.bounds.noisy_calls import Inputs, NoisyBias, NoisyCall, NoisyCalls, NoisyLayer, OtherUseError
+from theodolite.measures.bounds.posterior import Block
+from theodolite.operators.kronecker import affine_layers
+from theodolite.problem import Batch, Problem
+
+#: Inputs of the first layers that are rotated once and kept, in bytes.
+KEPT = 2**31
+
+#: Mean and variance of a parameter's coordinates, by its name.
+Values = Mapping[str, tuple[Tensor, Tensor]]
+
+
+class Samples:
+    """The data as one batch, of which parts are taken by the numbers of samples; batch by batch where shapes differ."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.batches = [problem.placed(batch) for batch in problem.data]
+        self.starts = [0]
+        for batch in self.batches:
+            self.starts.append(self.starts[-1] + batch.size)
+        try:
+            self.batches = [self.batches[0].joined(*self.batches[1:])]
+        except (RuntimeError, StopIteration, TypeError):
+            return
+        self.starts = [0, self.starts[-1]]
+
+    @property
+    def count(self) -> int:
+        return self.starts[-1]
+
+    def epoch(self, size: int, generator: torch.Generator | None = None) -> Iterator[tuple[Tensor, Batch]]:
+        """(numbers of the samples, batch): all samples once, in random order where there is a generator."""
+        for start, batch in zip(self.starts, self.batches, strict=False):
+            order = torch.arange(batch.size) if generator is None else torch.randperm(batch.size, generator=generator)
+            for rows in order.split(size):
+                yield rows + start, batch.part(rows)
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """What came out: the network's `output`; where the last layer's noise is left open, its moments (B, m) and its basis."""
+
+    output: Tensor
+    mean: Tensor | None = None
+    variance: Tensor | None = None
+    left: Tensor | None = None
+
+
+class NoisyNetwork:
+    """Calls the model of a problem with `mean + √variance · noise` in the coordinates of `blocks`.
+
+    `by_sample` asks for draws for every sample; `why` says why there are none.
+    """
+
+    def __init__(self, problem: Problem, samples: Samples, blocks: Sequence[Block], *, by_sample: bool = True) -> None:
+        self.problem, self.samples = problem, samples
+        self.placeholders = dict(zip(problem.names, problem.leaves(grad=False), strict=True))
+        self.tensors = problem.tensors(list(self.placeholders.values()))
+        self.layers: dict[str, NoisyLayer] = {}
+        self.biases: dict[str, NoisyBias] = {}
+        self.last: NoisyLayer | None = None
+        self.fixed: list[str] = []  # layers whose inputs do not depend on the weights
+        self.kept: dict[str, Inputs] = {}
+        self.why = "" if by_sample else "weights are drawn for each batch, as asked"
+        self.set_blocks(blocks)
+        if by_sample:
+            try:
+                self._find_layers()
+            except OtherUseError as error:
+                self.why, self.layers, self.biases, self.last = str(error), {}, {}, None
+
+    @property
+    def by_sample(self) -> bool:
+        return bool(self.layers)
+
+    def set_blocks(self, blocks: Sequence[Block]) -> None:
+        """Other bases, or other values, of the same parameters."""
+        self.blocks = {block.name: block for block in blocks}
+        self.kept = {}
+        for name, layer in self.layers.items():
+            self.layers[name] = new = self._layer(self.blocks[name], layer)
+            if layer is self.last:
+                self.last = new
+
+    def _layer(self, block: Block, like: NoisyLayer) -> NoisyLayer:
+        kept = block.rank
+        start = None if kept is None else block.parameter(block.start).reshape(like.mean.shape[0], -1)
+        return replace(like, left=block.left, right=block.right if kept is None else block.right[:, :kept], start=start, known=None)  # type: ignore[index]
+
+    # How parameters are used
+
+    def _find_layers(self) -> None:
+        problem = self.problem
+        place = {name: i for i, name in enumerate(problem.names)}
+        recipes = {problem.layers[r.name].weights[0]: r for r in affine_layers(problem, list(problem.layers))[0]}
+        rows = {id(m.weight) for m in problem.model.modules() if type(m) is nn.Embedding and m.max_norm is None}
+        for name, block in self.blocks.items():
+            recipe = recipes.get(place[name])
+            if recipe is not None or id(problem.parameters[place[name]]) in rows:
+                self.layers[name] = self._layer(block, NoisyLayer(recipe, block.mean, block.mean))
+            else:
+                self.biases[name] = NoisyBias(block.mean, block.mean)
+        if not self.layers:
+            raise OtherUseError("the model has no linear layer, convolution or embedding")
+        self._look()
+
+    def _look(self) -> None:
+        """Call the model on a few samples with little noise, to see which layers meet a sample once."""
+        values = {name: (b.mean, torch.full_like(b.mean, 1e-8)) for name, b in self.blocks.items()}
+        _, whole = next(self.samples.epoch(7))
+        looks: list[list[NoisyCall]] = []
+        with self.problem.session(second=False), torch.no_grad():
+            for seed, size in ((0, 4), (1, 4), (2, 3)):
+                looks.append([])
+                batch = whole.part(slice(0, size))
+                output = self._forward(batch, values, torch.Generator().manual_seed(seed), calls=looks[-1]).output
+                if not output.ndim or len(output) != size:
+                    raise OtherUseError("the first size of the output is not the number of samples")
+        first, again, _ = looks
+        for name, layer in self.layers.items():
+            mine = [(a, b) for a, b in zip(first, again, strict=True) if a.layer is layer]
+            if len(mine) != 1 or not mine[0][0].plain:
+                continue
+            layer.shared = False
+            one, other = mine[0]
+            if torch.equal(one.input, other.input):
+                self.fixed.append(name)
+        last = looks[-1][-1]
+        if last.plain and last.output.shape == output.shape and torch.equal(last.output, output) and not last.layer.shared:
+            self.last = last.layer
+
+    # Calling
+
+    def keep_inputs(self, size: int) -> None:
+        """Rotate the inputs of the first layers once for all samples, where memory allows."""
+        for name in self.fixed:
+            layer = self.layers[name]
+            bytes_needed = self.samples.count * (sum(layer.mean.shape) if layer.start is not None else layer.mean.shape[1]) * 4
+            if bytes_needed <= KEPT:
+                self._keep(name, size)
+
+    def _keep(self, name: str, size: int) -> None:
+        layer, found = self.layers[name], []
+        values = {n: (b.mean, torch.zeros_like(b.mean)) for n, b in self.blocks.items()}
+        with self.problem.session(second=False), torch.no_grad():
+            for _, batch in self.samples.epoch(size):
+                calls: list[NoisyCall] = []
+                self._forward(batch, values, torch.Generator(), calls=calls)
+                (x,) = [call.input for call in calls if call.layer is layer]
+                found.append(layer.inputs(x))
+        parts = zip(*((i.turned, i.start, i.rest) for i in found), strict=True)
+        self.kept[name] = Inputs(*(None if part[0] is None else torch.cat(part) for part in parts))  # type: ignore[arg-type]
+
+    def __call__(
+        self, rows: Tensor, batch: Batch, values: Values, generator: torch.Generator, variances: Mapping[str, float], *, open_last: bool
+    ) -> Drawn:
+        """Inside a session: the outputs for a batch. `open_last`: without the noise of the last layer, which is told instead."""
+        for name, layer in self.layers.items():
+            layer.known = self.kept[name].at(rows) if name in self.kept else None
+            layer.rest = variances[self.blocks[name].group]
+        return self._forward(batch, values, generator, open_last=open_last)
+
+    def _forward(
+        self,
+        batch: Batch,
+        values: Values,
+        generator: torch.Generator,
+        *,
+        open_last: bool = False,
+        calls: list[NoisyCall] | None = None,
+    ) -> Drawn:
+        if not self.layers:
+            return Drawn(self._with_one_draw(batch, values, generator))
+        for name, layer in self.layers.items():
+            mean, variance = values[name]
+            kept = self.blocks[name].rank
+            layer.mean, layer.variance = (mean, variance) if kept is None else (mean[:, :kept], variance[:, :kept])
+        for name, bias in self.biases.items():
+            bias.mean, bias.variance = values[name]
+        layers = {id(self.placeholders[name]): layer for name, layer in self.layers.items()}
+        biases = {id(self.placeholders[name]): bias for name, bias in self.biases.items()}
+        with NoisyCalls(layers, biases, batch.size, generator, last=self.last if open_last else None, calls=calls) as mode:
+            output = self.problem.output(self.tensors, batch, 0, check=False)
+        if mode.moments is None:
+            return Drawn(output)
+        assert self.last is not None
+        return Drawn(output, *mode.moments[:2], self.last.left)
+
+    def _with_one_draw(self, batch: Batch, values: Values, generator: torch.Generator) -> Tensor:
+        """One network for the whole batch."""
+        parameters = []
+        for name, block in self.blocks.items():
+            mean, variance = values[name]
+            noise = torch.randn(mean.shape, generator=generator, dtype=mean.dtype).to(mean.device)
+            parameters.append(block.parameter(mean + variance.sqrt() * noise))
+        return self.problem.output(self.problem.tensors(parameters), batch, 0, check=False)
