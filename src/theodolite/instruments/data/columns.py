@@ -18,7 +18,7 @@ from theodolite.instruments.remedies import leave_out
 from theodolite.instruments.subset import subset
 from theodolite.measures.data_audit.columns import STEPS, ColumnAudit, audit_columns, standardiser, whitener
 from theodolite.measures.data_audit.targets import TargetAudit, audit_targets, standardised_targets
-from theodolite.measures.data_audit.views import labels_of, numbers_of, sample_tensors
+from theodolite.measures.data_audit.views import SAMPLES, labels_of, numbers_of, sample_tensors
 from theodolite.measures.dynamics.critical import critical_learning_rate
 from theodolite.measures.dynamics.optimizers import copy_optimizer
 from theodolite.measures.trials import Remedy, Setup, cannot_restart, start_anew
@@ -215,7 +215,7 @@ class Targets(Instrument):
     depth = "quick"
     title = "Scale of the targets"
     question = "Are the targets of the regression on a scale that the outputs start from?"
-    how = "Means and spreads of targets and outputs on up to 2000 samples, in one forward pass."
+    how = "Means and spreads of targets and outputs on up to 2000 samples, and on outliers among all, in one forward pass."
     source = "A fresh network returns numbers of about 1: whatever targets are beyond that has to be learned first."
 
     def concerns(self, context: SurveyContext) -> bool:
@@ -226,7 +226,8 @@ class Targets(Instrument):
         return "" if self.concerns(context) else "the targets are no numbers"
 
     def cost(self, context: SurveyContext, **effort: Any) -> Work:
-        return Work(gradients=0.4 * min(1.0, 2000 / context.problem.samples), seconds=0.01)
+        looked_at = 2 * SAMPLES  # as many outliers at the most as others
+        return Work(gradients=0.4 * min(1.0, looked_at / context.problem.samples), seconds=0.01)
 
     @inapplicable(ValueError, TheodoliteError)
     def run(self, context: SurveyContext, **effort: Any) -> TargetAudit:
@@ -240,7 +241,7 @@ class Targets(Instrument):
             return
         one = len(result.outliers) == 1
         text = (
-            f"{plural(len(result.outliers), 'sample')} of {result.samples} ({listed(result.outliers, 4)}) "
+            f"{plural(len(result.outliers), 'sample')} of {context.problem.samples} ({listed(result.outliers, 4)}) "
             f"{'has a target' if one else 'have targets'} far outside the others, and {100 * result.outlier_share:.0f} % of the "
             f"squared error: {'it decides' if one else 'they decide'} where the training goes."
         )

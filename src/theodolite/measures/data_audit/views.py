@@ -191,15 +191,22 @@ def _classes(target: object, loss: object) -> Tensor | None:
 def numbers_of(problem: Problem, rows: Tensor) -> Tensor | None:
     """Targets of a regression (n, k) in float64, where each sample has as many; None where the targets are no numbers."""
     found = []
-    loss = problem.loss_function
+    for batch in parts_of(problem, rows):
+        numbers = numbers_in(batch, problem.loss_function)
+        if numbers is None:
+            return None
+        found.append(numbers.double())
+    return torch.cat(found) if found and len({part.shape[1] for part in found}) == 1 else None
+
+
+def numbers_in(batch: Batch, loss: object) -> Tensor | None:
+    """Targets of a batch as they are, (n, k); None where they are no numbers."""
+    target = batch.target
     if isinstance(loss, BINARY[:2]) or any(loss is known for known in BINARY[2:]):
         return None
-    for batch in parts_of(problem, rows):
-        target = batch.target
-        if not isinstance(target, Tensor) or not target.is_floating_point() or not target.ndim or len(target) != batch.size:
-            return None
-        found.append(target.detach().reshape(batch.size, -1).double().cpu())
-    return torch.cat(found) if found and len({part.shape[1] for part in found}) == 1 else None
+    if not isinstance(target, Tensor) or not target.is_floating_point() or not target.ndim or len(target) != batch.size:
+        return None
+    return target.detach().reshape(batch.size, -1).cpu()
 
 
 @dataclass(frozen=True)
