@@ -142,7 +142,38 @@ def test_a_few_targets_far_outside_the_others_are_left_out():
     assert "(50, 3)" in outliers.sentence
     assert outliers.value > 0.99
     assert found.results["trials"].of("outliers")["better"]
-    assert "outliers" not in look(mlp(4, 32, 1), nn.HuberLoss(), (frame, spoilt)).labels()
+
+
+def own_squares(z: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+    return ((z - t) ** 2).sum() / len(t)
+
+
+@pytest.mark.parametrize(
+    ("loss", "squared"),
+    [
+        (own_squares, True),
+        (nn.HuberLoss(), False),
+        (lambda z, t: (z - t).abs().mean(), False),
+        (nn.PoissonNLLLoss(), False),
+        (lambda z, t: torch.log1p((z - t) ** 2).mean(), False),
+    ],
+)
+def test_outliers_decide_where_errors_are_squared(loss, squared):
+    frame, y = table()
+    y.iloc[[3, 50], 0] = [4e3, 6e3]
+    assert ("outliers" in look(mlp(4, 32, 1), loss, (frame, y)).labels()) is squared
+
+
+def test_large_targets_that_the_model_fits_are_no_outliers():
+    x = torch.randn(600, 2, generator=torch.Generator().manual_seed(0))
+    x[:4, 0] = torch.tensor([300.0, -400.0, 500.0, 450.0])
+    model = nn.Linear(2, 1)
+    with torch.no_grad():
+        model.weight.copy_(torch.tensor([[0.99, 0.0]]))
+        model.bias.zero_()
+    found = look(model, nn.MSELoss(), (x, x[:, :1]))
+    assert found.results["targets"].outlier_share > 0.9
+    assert "outliers" not in found.labels()
 
 
 def noisy(share: float) -> tuple[Pair, torch.Tensor]:

@@ -8,8 +8,6 @@ from contextlib import suppress
 from typing import Any
 
 import torch
-from torch import nn
-from torch.nn import functional
 from torch.optim import SGD
 
 from theodolite.errors import TheodoliteError
@@ -21,6 +19,7 @@ from theodolite.measures.data_audit.targets import TargetAudit, audit_targets, s
 from theodolite.measures.data_audit.views import SAMPLES, labels_of, numbers_of, sample_tensors
 from theodolite.measures.dynamics.critical import critical_learning_rate
 from theodolite.measures.dynamics.optimizers import copy_optimizer
+from theodolite.measures.progress.trivial import first_loss
 from theodolite.measures.trials import Remedy, Setup, cannot_restart, start_anew
 from theodolite.problem import Problem
 from theodolite.results import Finding, Row, Severity
@@ -38,7 +37,7 @@ FAR, TINY = 20.0, 0.005
 HOLD = 0.5
 #: A model that explains this share of the variance has coped.
 COPED = 0.5
-#: Samples on which the rate of a changed training is found.
+#: Samples on which the rate of a changed training is found, and the kind of the loss.
 RATED = 256
 
 
@@ -237,7 +236,7 @@ class Targets(Instrument):
         return [*self._outliers(context, result), *self._scale(result)]
 
     def _outliers(self, context: SurveyContext, result: TargetAudit) -> Iterator[Finding]:
-        if result.outlier_share <= HOLD or not _squares(context.problem.loss_function):
+        if result.outlier_share <= HOLD or result.explained > COPED or not _squares(context.problem):
             return
         one = len(result.outliers) == 1
         text = (
@@ -284,11 +283,10 @@ class Targets(Instrument):
         return {"target scale": changed_training(context, advice, change)}
 
 
-def _squares(loss: Any) -> bool:
-    """Whether a loss squares the error, as all do of which nothing else is known."""
-    return not isinstance(loss, nn.L1Loss | nn.SmoothL1Loss | nn.HuberLoss) and loss not in (
-        functional.l1_loss, functional.smooth_l1_loss, functional.huber_loss,
-    )  # fmt: skip
+def _squares(problem: Problem) -> bool:
+    """Whether the loss is known to square the error."""
+    kind = first_loss(problem, RATED)[0]
+    return kind is not None and kind.name == "squared error"
 
 
 _BECAUSE = {
