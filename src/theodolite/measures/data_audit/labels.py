@@ -141,7 +141,8 @@ def audit_labels(problem: Problem, *, valid: Problem | None = None, most: int = 
         found |= _model(problem, valid, labels, rows, targets)
     if targets is not None and len(rows) >= FEWEST:
         skill = found["model_skill"]
-        found |= _inputs(problem, labels, rows, targets, seed, learned=isinstance(skill, float) and skill > LEARNED)
+        told = targets if labels is not None else _clipped(targets)
+        found |= _inputs(problem, labels, rows, told, seed, learned=isinstance(skill, float) and skill > LEARNED)
     return LabelAudit(
         **found,  # type: ignore[arg-type]
         outcome=Outcome.FINISHED if problem.samples <= most else Outcome.ESTIMATED,
@@ -168,17 +169,24 @@ def _looked_at(problem: Problem, labels: Labels | None, most: int, seed: int) ->
 
 
 def _targets(problem: Problem, labels: Labels | None, rows: Tensor) -> Tensor | None:
-    """Classes as rows of 0 and 1, numbers standardised, (n, k) in float64; a few that lie far out do not decide."""
+    """Classes as rows of 0 and 1, numbers standardised, (n, k) in float64."""
     if labels is not None:
         return functional.one_hot(labels.at(rows), len(labels.names)).double() if len(labels.names) > 1 else None
     numbers = numbers_of(problem, rows)
-    if numbers is None or numbers.shape[1] > 64:
+    if numbers is None or numbers.shape[1] > 64 or not bool((numbers.std(0) > 0).any()):
         return None
-    middle, width = middle_and_width(numbers)
-    numbers = torch.where(width > 0, numbers.clamp(middle - CLIPPED * width, middle + CLIPPED * width), numbers)
+    return _standardised(numbers)
+
+
+def _standardised(numbers: Tensor) -> Tensor:
     spread = numbers.std(0)
-    numbers = numbers[:, spread > 0]
-    return (numbers - numbers.mean(0)) / spread[spread > 0] if numbers.shape[1] else None
+    return (numbers - numbers.mean(0)) / torch.where(spread > 0, spread, 1.0)
+
+
+def _clipped(numbers: Tensor) -> Tensor:
+    """Numbers of which a few that lie far out do not decide; a model was trained on them as they are."""
+    middle, width = middle_and_width(numbers)
+    return _standardised(torch.where(width > 0, numbers.clamp(middle - CLIPPED * width, middle + CLIPPED * width), numbers))
 
 
 # What the model makes of them

@@ -165,3 +165,22 @@ def test_vectors_of_tokens_depend_on_tokens_and_not_on_the_batch():
     parts = th.Problem(model, nn.CrossEntropyLoss(), [(tokens[:5], y[:5]), (tokens[5:], y[5:])])
     rows = torch.arange(12)
     torch.testing.assert_close(SampleVectors(whole, rows).seen, SampleVectors(parts, rows).seen)
+
+
+class Sees(nn.Module):
+    """Knows targets over many powers of ten."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.scale * 10.0 ** (3 * x[:, :1])
+
+
+def test_a_model_of_targets_with_a_long_tail_is_measured_by_the_targets_as_they_are():
+    x = normal(400, 3)
+    y = 10.0 ** (3 * x[:, :1])
+    problem = th.Problem(Sees(), nn.MSELoss(), (x, y))
+    assert audit_labels(problem).model_skill > 0.99
+    assert audit_labels(problem, valid=problem.on((x[:200], y[:200]))).model_skill > 0.99
