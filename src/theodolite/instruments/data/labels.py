@@ -52,7 +52,8 @@ class Labels(Instrument):
 
     def cost(self, context: SurveyContext, **effort: Any) -> Work:
         count = min(SAMPLES, context.problem.samples)
-        forward = 0.4 * min(1.0, SAMPLES / context.problem.samples)
+        judged = 0 if context.valid is None else min(SAMPLES, context.valid.samples)
+        forward = 0.4 * (count + judged) / context.problem.samples
         return Work(gradients=forward, seconds=0.05 + 0.4 * (count / 1000) ** 3, bytes=8 * 6 * count**2)
 
     @inapplicable(ValueError, TheodoliteError)

@@ -138,7 +138,7 @@ def audit_labels(problem: Problem, *, valid: Problem | None = None, most: int = 
         found |= {"classes": labels.names, "counts": tuple(labels.counts.tolist())}
         found |= dict.fromkeys(("recalls", "predicted_recalls"), (math.nan,) * len(labels.names))
     if targets is not None:
-        found |= _model(problem, valid, labels, rows, targets)
+        found |= _model(problem, valid, labels, rows, targets, seed)
     if targets is not None and len(rows) >= FEWEST:
         skill = found["model_skill"]
         told = targets if labels is not None else _clipped(targets)
@@ -192,7 +192,9 @@ def _clipped(numbers: Tensor) -> Tensor:
 # What the model makes of them
 
 
-def _model(problem: Problem, valid: Problem | None, labels: Labels | None, rows: Tensor, targets: Tensor) -> dict[str, object]:
+def _model(
+    problem: Problem, valid: Problem | None, labels: Labels | None, rows: Tensor, targets: Tensor, seed: int
+) -> dict[str, object]:
     """How often it is right, and how much of the loss of a constant answer it takes away."""
     answers = answers_on(part_of(problem, rows))
     if answers is None:
@@ -202,7 +204,7 @@ def _model(problem: Problem, valid: Problem | None, labels: Labels | None, rows:
         found["recalls"] = _by_class(answers.right, labels.at(rows), len(labels.names))
     if valid is not None:
         other = labels_of(valid) if labels is not None else None
-        places = other.rows if other is not None else torch.arange(valid.samples)
+        places = _looked_at(valid, other, SAMPLES, seed)
         values = _targets(valid, other, places) if (other is None) == (labels is None) else None
         judged = None if values is None else answers_on(part_of(valid, places))
         if judged is not None and values is not None:

@@ -45,10 +45,12 @@ def parts_of(problem: Problem, rows: Tensor) -> Iterator[Batch]:
 
 
 def part_of(problem: Problem, rows: Tensor) -> Problem:
-    """The problem on the samples of these numbers, as one batch where shapes allow."""
+    """The problem on the samples of these numbers, in batches no larger than its own, as few as shapes allow."""
     parts = list(parts_of(problem, rows))
+    largest = max(batch.size for batch in problem.data)
     with suppress(RuntimeError, StopIteration, TypeError):  # sequences of different lengths stay apart
-        parts = [parts[0].joined(*parts[1:])]
+        whole = parts[0].joined(*parts[1:])
+        parts = [whole.part(some) for some in torch.arange(whole.size).tensor_split(-(-whole.size // largest))]
     return problem.with_batches(parts)
 
 

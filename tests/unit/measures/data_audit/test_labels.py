@@ -184,3 +184,17 @@ def test_a_model_of_targets_with_a_long_tail_is_measured_by_the_targets_as_they_
     problem = th.Problem(Sees(), nn.MSELoss(), (x, y))
     assert audit_labels(problem).model_skill > 0.99
     assert audit_labels(problem, valid=problem.on((x[:200], y[:200]))).model_skill > 0.99
+
+
+@pytest.mark.parametrize("kind", ["classes", "numbers"])
+def test_validation_data_is_looked_at_in_part_and_in_batches_of_the_user(kind):
+    x = normal(3000, 2)
+    y, loss = (torch.arange(3000) % 2, nn.CrossEntropyLoss()) if kind == "classes" else (x.clone(), nn.MSELoss())
+    model = nn.Linear(2, 2)
+    problem = th.Problem(model, loss, [(x[i : i + 64], y[i : i + 64]) for i in range(0, 320, 64)])
+    valid = problem.on([(x[i : i + 64], y[i : i + 64]) for i in range(0, 3000, 64)])
+    sizes: list[int] = []
+    with model.register_forward_pre_hook(lambda _, args: sizes.append(len(args[0]))):
+        assert audit_labels(problem, valid=valid).validated
+    assert max(sizes) <= 64
+    assert sum(sizes) <= 320 + 1000
