@@ -16,7 +16,9 @@ from torch import nn
 
 import theodolite as th
 from theodolite import data as data_sets
-from theodolite.instruments import Survey
+from theodolite.instruments import Survey, SurveyContext
+from theodolite.instruments.data.labels import Labels
+from theodolite.instruments.timings import Work
 from theodolite.results import CAUSES, Finding, Severity
 
 DATA = ["columns", "targets", "labels", "samples", "validation", "inputs", "weighting"]
@@ -211,6 +213,19 @@ def test_shuffled_targets_do_not_fit(kind):
     (found,) = serious(look(model, loss, (x, shuffled)))
     assert found.label == "labels do not fit"
     assert found.severity is (Severity.CRITICAL if kind == "classes" else Severity.WARNING)
+
+
+def test_labels_are_priced_with_validation_data_and_classes():
+    x = torch.randn(1000, 3, generator=torch.Generator().manual_seed(0))
+
+    def work(classes: int, **given: Any) -> Work:
+        problem = th.Problem(nn.Linear(3, classes), nn.CrossEntropyLoss(), (x, torch.arange(1000) % classes))
+        valid = {name: problem.on(data) for name, data in given.items()}
+        return Labels().cost(SurveyContext(problem, **valid))
+
+    assert work(2, valid=(x[:500], torch.arange(500) % 2)).gradients == pytest.approx(1.5 * work(2).gradients)
+    assert work(200).seconds > 2 * work(2).seconds
+    assert work(200).bytes > work(2).bytes
 
 
 def test_a_parity_of_bits_is_no_alarm():

@@ -13,7 +13,8 @@ from torch.nn import functional
 from theodolite.errors import TheodoliteError
 from theodolite.instruments.base import Instrument, Picture, Results, SurveyContext, Work, inapplicable
 from theodolite.instruments.remedies import leave_out
-from theodolite.measures.data_audit.labels import SAMPLES, LabelAudit, audit_labels
+from theodolite.measures.data_audit.labels import ORDERS, SAMPLES, LabelAudit, audit_labels
+from theodolite.measures.data_audit.neighbours import DIRECTIONS
 from theodolite.measures.data_audit.views import labels_of, numbers_of
 from theodolite.measures.trials import Remedy, Setup
 from theodolite.problem import Problem
@@ -54,7 +55,9 @@ class Labels(Instrument):
         count = min(SAMPLES, context.problem.samples)
         judged = 0 if context.valid is None else min(SAMPLES, context.valid.samples)
         forward = 0.4 * (count + judged) / context.problem.samples
-        return Work(gradients=forward, seconds=0.05 + 0.4 * (count / 1000) ** 3, bytes=8 * 6 * count**2)
+        orders = count * min(DIRECTIONS, _width(context.problem))  # numbers in one order of the targets
+        seconds = 0.05 + 0.4 * (count / 1000) ** 3 + 2.2e-8 * count * orders
+        return Work(gradients=forward, seconds=seconds, bytes=8 * 6 * (count**2 + ORDERS * orders))
 
     @inapplicable(ValueError, TheodoliteError)
     def run(self, context: SurveyContext, **effort: Any) -> LabelAudit:
@@ -176,6 +179,12 @@ class Labels(Instrument):
     def figure(self, results: Results) -> Picture:
         result: LabelAudit = results[self.name]
         return result.plot() if len(result.classes) > 1 else None
+
+
+def _width(problem: Problem) -> int:
+    """Classes, or numbers of a target."""
+    labels, numbers = labels_of(problem), numbers_of(problem, torch.zeros(1, dtype=torch.long))
+    return len(labels.names) if labels is not None else 1 if numbers is None else numbers.shape[1]
 
 
 def _weighted(loss: Any) -> bool:

@@ -18,6 +18,7 @@ from theodolite.measures.data_audit.discreteness import coincide
 from theodolite.measures.data_audit.neighbours import (
     LeaveOneOut,
     column_skill,
+    few_directions,
     linear_skill,
     permutation_test,
     permuted_copies,
@@ -247,12 +248,13 @@ def _inputs(
     if vectors is None:
         return {}
     near = LeaveOneOut(vectors)
-    orders = permuted_copies(targets, ORDERS, seed)
+    few = few_directions(targets, seed)
+    orders = permuted_copies(few, ORDERS, seed)
     columns = with_products(vectors)
     p_values = [
-        permutation_test(near.skill(targets), near.skill(orders)),
-        permutation_test(column_skill(columns, targets), column_skill(columns, orders)),
-        permutation_test(linear_skill(vectors, targets), linear_skill(vectors, orders)),
+        permutation_test(near.skill(few), near.skill(orders)),
+        permutation_test(column_skill(columns, few), column_skill(columns, orders)),
+        permutation_test(linear_skill(vectors, few), linear_skill(vectors, orders)),
     ]
     predicted = near.predictions(targets)
     found: dict[str, object] = {

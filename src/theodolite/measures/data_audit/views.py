@@ -78,12 +78,13 @@ class SampleVectors:
 
     def of(self, problem: Problem, rows: Tensor) -> Tensor | None:
         """The vectors of samples of this or another problem."""
-        found = []
+        found, directions = [], self._directions()
         for batch in parts_of(problem, rows):
             flat = _flat(batch, self.dim, self.seed)
             if flat.shape[1] != self.width:
                 return None
-            found.append(self._projected((flat - self.shift) / self.scale))
+            x = (flat - self.shift) / self.scale
+            found.append(x if directions is None else x @ directions)
         return torch.cat(found) if found else None
 
     def _standardise(self, problem: Problem, rows: Tensor) -> None:
@@ -99,11 +100,11 @@ class SampleVectors:
             spread = torch.maximum(spread, 0.1 * (x.amax(0) - x.amin(0)))  # rare values are no reason to blow up noise
             self.scale = torch.where(spread > 0, spread, torch.ones_like(spread))
 
-    def _projected(self, x: Tensor) -> Tensor:
+    def _directions(self) -> Tensor | None:
+        """What long vectors are projected on, drawn anew rather than held: of large images it is large itself."""
         if self.width <= self.dim:
-            return x
-        generator = torch.Generator().manual_seed(self.seed)
-        return x @ (torch.randn(self.width, self.dim, generator=generator) / math.sqrt(self.dim))
+            return None
+        return torch.randn(self.width, self.dim, generator=torch.Generator().manual_seed(self.seed)) / math.sqrt(self.dim)
 
 
 def _flat(batch: Batch, dim: int, seed: int) -> Tensor:
