@@ -148,13 +148,24 @@ class StandardisedTargets:
     scale: Tensor
 
     def __call__(self, output: Tensor, target: Tensor) -> Tensor:
-        shift, scale = self.shift.to(output), self.scale.to(output)
-        value: Tensor = self.loss((output - shift) / scale, (target - shift) / scale)
+        value: Tensor = self.loss(self._standard(output), self._standard(target))
         return value
 
     def rescale(self, module: nn.Module, args: Any, output: Any) -> Any:
         """A hook behind the model: what it returns for standardised targets, on the scale of the true ones."""
-        return output * self.scale.to(output) + self.shift.to(output) if isinstance(output, Tensor) else output
+        if not isinstance(output, Tensor):
+            return output
+        shift, scale = self._for(output)
+        return output * scale + shift
+
+    def _standard(self, values: Tensor) -> Tensor:
+        shift, scale = self._for(values)
+        return (values - shift) / scale
+
+    def _for(self, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Shift and scale in the shape of one sample."""
+        shape = values.shape[1:]
+        return self.shift.to(values).reshape(shape), self.scale.to(values).reshape(shape)
 
 
 def standardised_targets(found: TargetAudit, loss: Any) -> StandardisedTargets:
