@@ -17,8 +17,9 @@ from torch import nn
 import theodolite as th
 from theodolite import data as data_sets
 from theodolite.instruments import Survey, SurveyContext
-from theodolite.instruments.data.labels import Labels
+from theodolite.instruments.data.labels import Labels, balanced_loss
 from theodolite.instruments.timings import Work
+from theodolite.measures.data_audit import audit_labels
 from theodolite.results import CAUSES, Finding, Severity
 
 DATA = ["columns", "targets", "labels", "samples", "validation", "inputs", "weighting"]
@@ -131,6 +132,17 @@ def test_targets_far_from_the_outputs_are_standardised():
     assert serious(found) == [scale]
     assert scale.advice.startswith("Train on (target - 251 000) / 34 700")
     assert found.results["trials"].of("target scale")["better"]
+
+
+@pytest.mark.parametrize("shape", [(24, 1), (2, 12), (24,), ()])
+def test_targets_of_any_shape_are_standardised(shape):
+    x = torch.randn(300, 4, generator=torch.Generator().manual_seed(0))
+    y = 5e4 + 300 * x.sum(1)[(..., *[None] * len(shape))].expand(-1, *shape)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, y[0].numel()), nn.Unflatten(1, shape) if shape else nn.Flatten(0))
+    found = look(model, nn.MSELoss(), (x, y), optimizer="adamw", lr=3e-3, trials=True)
+    trial = found.results["trials"].of("target scale")
+    assert trial["better"], trial["not_tried"]
 
 
 def test_a_few_targets_far_outside_the_others_are_left_out():
@@ -250,6 +262,19 @@ def test_a_rare_class_is_called_as_the_user_calls_it_and_weights_help():
     assert "class imbalance" not in look(mlp(64, 32, 2), weighed, (x[rows], kinds)).labels()
     one_class = look(mlp(64, 32, 2), loss, (x[:50], torch.zeros(50).long()))
     assert "one class" in [f.label for f in serious(one_class)]
+
+
+@pytest.mark.parametrize("reduction", ["sum", "mean"])
+@pytest.mark.parametrize("make", [nn.BCEWithLogitsLoss, nn.CrossEntropyLoss])
+def test_a_balanced_loss_keeps_its_settings(make, reduction):
+    binary = make is nn.BCEWithLogitsLoss
+    y = (torch.arange(200) % 20 == 0).long()
+    target = y[:, None].float() if binary else y
+    problem = th.Problem(nn.Linear(2, 1 if binary else 2), make(reduction=reduction), (torch.randn(200, 2), target))
+    loss = balanced_loss(problem, audit_labels(problem))
+    assert loss.reduction == reduction
+    weights = [1.0, float(loss.pos_weight)] if binary else loss.weight.tolist()
+    assert weights[1] / weights[0] == pytest.approx(19)
 
 
 def test_validation_samples_from_the_training_data_and_from_elsewhere():

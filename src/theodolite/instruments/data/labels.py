@@ -199,7 +199,7 @@ def balanced_loss(problem: Problem, result: LabelAudit) -> nn.Module | None:
     """The loss with each class weighing alike in sum, where it is one of torch's; None where it is not."""
     loss, counts = problem.loss_function, torch.tensor(result.counts, dtype=torch.float32)
     if isinstance(loss, nn.BCEWithLogitsLoss) or loss is functional.binary_cross_entropy_with_logits:
-        return nn.BCEWithLogitsLoss(pos_weight=counts[0] / counts[1])
+        return nn.BCEWithLogitsLoss(pos_weight=counts[0] / counts[1], **_settings(loss, "weight", "reduction"))
     if not (isinstance(loss, nn.CrossEntropyLoss) or loss is functional.cross_entropy):
         return None
     known = labels_of(problem)
@@ -211,8 +211,13 @@ def balanced_loss(problem: Problem, result: LabelAudit) -> nn.Module | None:
         classes = problem.output(problem.tensors(problem.leaves(grad=False)), problem.placed(first.part(slice(0, 1))), 0).shape[1]
     weights = torch.ones(classes)
     weights[torch.tensor(numbers)] = counts.mean() / counts
-    settings = {name: getattr(loss, name) for name in ("ignore_index", "reduction", "label_smoothing") if hasattr(loss, name)}
+    settings = _settings(loss, "ignore_index", "reduction", "label_smoothing")
     return nn.CrossEntropyLoss(weight=weights.to(problem.device, problem.dtype), **settings)
+
+
+def _settings(loss: object, *names: str) -> dict[str, Any]:
+    """Those of a loss that is a module; a function has none."""
+    return {name: getattr(loss, name) for name in names if hasattr(loss, name)}
 
 
 def _class_number(problem: Problem, name: str) -> int:
