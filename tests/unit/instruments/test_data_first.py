@@ -333,6 +333,12 @@ def test_padding_above_a_half():
     assert serious(look(Tagger(), nn.CrossEntropyLoss(), tokens(17))) == []
 
 
+def test_of_a_single_sample_nothing_is_praised():
+    found = look(nn.Linear(2, 1), nn.MSELoss(), (torch.ones(1, 2), torch.ones(1, 1)))
+    assert "samples differ" not in found.labels()
+    assert "All 1" not in found.results["samples"].sentence()
+
+
 def test_constant_and_copied_columns_are_named():
     frame, y = table(100)
     found = look(mlp(6, 8, 1), nn.MSELoss(), (frame.assign(year=2020, years=3 * frame["age"] + 1), y))
