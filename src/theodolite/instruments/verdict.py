@@ -200,9 +200,12 @@ def _nothing_wrong(results: Mapping[str, Any], lr: float | None) -> str:
 
 
 def first_sentence(text: str) -> str:
-    """The first sentence of a text.
+    """The first sentence of a text; names in quotes may hold full stops.
 
     >>> first_sentence("The loss is 2.3. Lower the rate.")
     'The loss is 2.3.'
     """
-    return re.split(r"(?<=[.!?])\s+(?=[A-ZΑ-Ω'\"0-9])", text.strip(), maxsplit=1)[0]
+    text = text.strip()
+    without_names = re.sub(r"(?<!\w)'.*?'(?!\w)", lambda name: "'" * len(name[0]), text)
+    end = re.search(r"(?<=[.!?])\s+(?=[A-ZΑ-Ω'\"0-9])", without_names)
+    return text if end is None else text[: end.start()]

@@ -20,7 +20,7 @@ from theodolite.measures.mode_connectivity import batch_statistics, statistics_o
 from theodolite.measures.progress.gradient_flow import one_update, record_forward
 from theodolite.measures.progress.learning import LearningProgress
 from theodolite.measures.progress.new_weights import looks_new
-from theodolite.measures.progress.trivial import loss_kind
+from theodolite.measures.progress.trivial import first_loss
 from theodolite.measures.trials import Remedy, Setup, try_changes, usual_batch_size
 from theodolite.problem import Problem
 from theodolite.problem.arguments import a_problem, an_optimizer, of_dimensions
@@ -273,10 +273,7 @@ def restart(share: float) -> Any:
 
 def _loss(problem: Problem) -> dict[str, Any]:
     seen = record_forward(problem)
-    batch = problem.placed(next(iter(problem.data)).part(slice(0, SAMPLES)))
-    with problem.session(second=False), torch.no_grad():
-        found = problem.evaluate(problem.tensors(problem.leaves(grad=False)), batch, -1)
-        kind = loss_kind(problem, found, batch)
+    kind, found, batch = first_loss(problem, SAMPLES)
     if kind is None:
         return {"summed": problem.weighting.rule == "sum"}
     counts = {batch.size, batch.target.numel()} - {1}
