@@ -19,7 +19,7 @@ from theodolite.arguments import a_mapping, checked, count, instance, optional, 
 from theodolite.errors import NonFiniteError
 from theodolite.interrupts import unbroken, unbroken_context
 from theodolite.measures.dynamics.noise import joined_parts
-from theodolite.measures.dynamics.optimizers import BLOWN_UP, copy_optimizer
+from theodolite.measures.dynamics.optimizers import BLOWN_UP, copy_optimizer, first_rate, set_rate
 from theodolite.measures.kernel.problem_views import reset_of
 from theodolite.problem import Batch, Problem
 from theodolite.problem.arguments import a_module, a_problem, an_optimizer
@@ -58,14 +58,12 @@ class Setup:
 
     @property
     def lr(self) -> float:
-        return float(self.optimizer.param_groups[0]["lr"])
+        return first_rate(self.optimizer)
 
     @checked(lr=positive)
     def set_lr(self, lr: float) -> None:
-        """Another learning rate for the first group; the others keep their ratio to it."""
-        factor = lr / (self.lr or 1.0)
-        for group in self.optimizer.param_groups:
-            group["lr"] = float(group["lr"]) * factor
+        """Another learning rate for the first group that moves; the others keep their ratio to it."""
+        set_rate(self.optimizer, lr)
 
 
 @dataclass(frozen=True)

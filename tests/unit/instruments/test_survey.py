@@ -325,6 +325,17 @@ def test_a_warm_up_that_begins_at_zero_and_batch_norm_in_one_batch():
     assert {row["instrument"]: row["state"] for row in found.plan}["noise"] == "skipped"
 
 
+def test_the_rate_of_a_warm_up_from_zero_is_looked_for_and_a_resting_group_does_not_hide_the_others_rate():
+    target = problem()
+    optimizer = torch.optim.SGD(target.parameters, lr=0.1)
+    torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: step / 100)
+    found = th.survey(target, optimizer=optimizer, only=["learning_rate"])
+    assert found.of("learning_rate")[0].label == "suggested rate"
+    resting, moving = target.parameters[:1], target.parameters[1:]
+    groups = torch.optim.SGD([{"params": resting, "lr": 0.0}, {"params": moving, "lr": 0.05}])
+    assert base.SurveyContext(target, optimizer=groups).lr == 0.05
+
+
 def test_a_loaders_own_generator_is_left_as_found():
     generator = torch.Generator().manual_seed(5)
     data = torch.utils.data.TensorDataset(torch.randn(20, 5), torch.arange(20) % 3)

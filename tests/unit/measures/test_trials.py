@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import theodolite as th
-from theodolite.measures.trials import Remedy, cannot_restart, random_batches, start_anew, try_changes
+from theodolite.measures.trials import Remedy, cannot_restart, copied_setup, random_batches, start_anew, try_changes
 from theodolite.testing import ResultContract
 
 
@@ -84,6 +84,24 @@ def test_batches_are_drawn_without_repetition_within_an_epoch():
     batches = list(random_batches(problem(), 40, 3, seed=1))
     rows = torch.cat([batch.args[0] for batch in batches])
     assert len(torch.unique(rows, dim=0)) == 120
+
+
+@pytest.mark.parametrize(("rates", "began", "expected"), [
+    ([0.0, 0.05, 0.1], None, [0.0, 0.2, 0.4]),
+    ([0.0, 0.0, 0.0], [0.0, 0.5, 1.0], [0.0, 0.2, 0.4]),
+    ([0.0, 0.0, 0.0], None, [0.2, 0.2, 0.2]),
+])  # fmt: skip
+def test_rates_are_measured_by_the_first_group_that_moves(rates, began, expected):
+    mine = problem()
+    weight, bias, *others = mine.parameters
+    optimizer = torch.optim.SGD([{"params": ps, "lr": lr} for ps, lr in zip([[weight], [bias], others], rates, strict=True)])
+    for group, lr in zip(optimizer.param_groups, began or [], strict=False):
+        group["initial_lr"] = lr
+    setup = copied_setup(mine, 0.2, optimizer, 8)
+    assert [group["lr"] for group in setup.optimizer.param_groups] == pytest.approx(expected)
+    assert setup.lr == pytest.approx(0.2)
+    setup.set_lr(0.4)
+    assert [group["lr"] for group in setup.optimizer.param_groups] == pytest.approx([2 * lr for lr in expected])
 
 
 def test_models_without_reset_parameters_cannot_start_anew():

@@ -8,7 +8,6 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import torch
 from torch.optim import Optimizer
@@ -17,15 +16,12 @@ from theodolite.arguments import checked, count, instance, positive, seed
 from theodolite.errors import TheodoliteError
 from theodolite.measures import trials
 from theodolite.measures.dynamics.critical import CriticalRate, critical_learning_rate
-from theodolite.measures.dynamics.optimizers import has_law, plain_optimizer
+from theodolite.measures.dynamics.optimizers import first_rate, has_law, plain_optimizer
 from theodolite.problem import Problem
 from theodolite.problem.arguments import a_problem
 from theodolite.problem.optimizers import as_optimizer
 from theodolite.progress import Advance, counting
 from theodolite.results import Cost, Outcome, Result, Row
-
-if TYPE_CHECKING:
-    pass
 
 #: Weight of the past in the smoothed loss: an average over about five steps.
 SMOOTHING = 0.8
@@ -143,7 +139,7 @@ def lr_range_test(
     began = time.perf_counter()
     named = isinstance(optimizer, str)
     optimizer = as_optimizer(plain_optimizer(optimizer), problem.parameters)
-    own = lr if lr is not None or optimizer is None or named else float(optimizer.param_groups[0]["lr"]) or None
+    own = lr if lr is not None or optimizer is None or named else first_rate(optimizer) or None
     if low is not None and high is not None and not low < high:
         raise ValueError(f"low must lie below high. Got {low:g} and {high:g}.")
     width = trials.usual_batch_size(problem) if batch_size is None else batch_size
