@@ -276,7 +276,7 @@ class _Sweeps:
 
     def _relative_step(self) -> float:
         """The length of a step over that of the weights, per unit of the rate."""
-        setup = self._setup(1e-6)
+        setup = self._setup(1.0)  # a step at a small rate would be lost in rounding
         before = setup.problem.vector
         with trials.in_training(setup.model, self.seed):
             batch = next(trials.random_batches(setup.problem, self.batch_size, 1, self.seed))
@@ -285,7 +285,7 @@ class _Sweeps:
         moved = float((setup.problem.vector - before).double().norm())
         if not moved > 0:
             raise ValueError("A step does not move the weights: the gradient is zero, so there is no rate to look for.")
-        return moved / 1e-6 / max(float(before.double().norm()), SMALL_WEIGHT * math.sqrt(before.numel()))
+        return moved / max(float(before.double().norm()), SMALL_WEIGHT * math.sqrt(before.numel()))
 
     def _setup(self, lr: float) -> trials.Setup:
         return trials.copied_setup(self.problem, lr, self.optimizer, self.batch_size)
