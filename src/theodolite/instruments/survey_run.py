@@ -20,6 +20,7 @@ from theodolite.arguments import A_NUMBER, a_mapping, a_text, checked, choice, c
 from theodolite.arguments import shown as described
 from theodolite.errors import (
     ArgumentError,
+    ClosureError,
     NonFiniteError,
     OutOfTimeError,
     OutputLossError,
@@ -49,7 +50,7 @@ MEMORY_SHARE = 0.7
 PATIENCE = 1.05
 DEPTHS: tuple[Depth, ...] = get_args(Depth)
 #: Errors with which an instrument is skipped and has not failed.
-NOT_FOR_THIS_PROBLEM = (InapplicableError, OutOfTimeError, OutputLossError, SecondOrderError, WeightingError)
+NOT_FOR_THIS_PROBLEM = (ClosureError, InapplicableError, OutOfTimeError, OutputLossError, SecondOrderError, WeightingError)
 _UNITS = {"": 1.0, "s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
 

@@ -98,6 +98,7 @@ class Problem:
         refuse_special_gradients(self.model, self.parameters)
         self.device = self._one_device()
         self._set_precision()
+        self._widened = False  # a float64 copy of a model in half precision, on the data of that
         self._call = ModelCall(self.model, self.loss_function)
         parse = BatchParser.of(self.model, loss, target, allow_empty=True, dtype=self.dtype, forward=self.model.forward)
         self._parse, self._batch_weight = parse, batch_weight
@@ -289,7 +290,8 @@ class Problem:
 
     def placed(self, batch: Batch) -> Batch:
         """A batch where the parameters are, in a precision the model computes in."""
-        return batch.to(self.device, torch.float32 if self.half_precision else None)
+        moved = batch.to(self.device, self.dtype)
+        return moved.in_float64() if self._widened else moved
 
     @property
     def weighting(self) -> Weighting:
@@ -413,6 +415,7 @@ class Problem:
         own = self.loss_function
         other._set_loss(loss or own, self._call.for_model(other.model, own) if loss is None else ModelCall(other.model, loss))
         other._set_precision()
+        other._widened = (self._widened or self.half_precision) and other._all_float64
         return other
 
     def copied(self) -> Problem:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,7 +23,7 @@ from theodolite.problem import Batch, Problem
 from theodolite.problem.arguments import a_loss, a_model, a_plain_function
 from theodolite.problem.batches import BatchParser
 from theodolite.problem.calling import Loss, ModelCall, unwrap
-from theodolite.problem.optimizers import as_optimizer
+from theodolite.problem.optimizers import as_optimizer, needs_closure
 from theodolite.problem.state_guard import modes_kept
 from theodolite.progress import counting
 from theodolite.results import Cost, Outcome
@@ -170,8 +169,7 @@ class _Run:
         self.schedule = None if self.scheduler else as_schedule(schedule)
         self.until, self.clip, self.measure, self.every, self.observe = until, clip, measure, every, observe
         self.parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        closure_of = inspect.signature(optimizer.step).parameters.get("closure")
-        self.needs_closure = closure_of is not None and closure_of.default is inspect.Parameter.empty
+        self.needs_closure = needs_closure(optimizer)
         # A schedule sets the rate of the first group; the others keep their ratio to it.
         first = float(optimizer.param_groups[0]["lr"]) if "lr" in optimizer.param_groups[0] else 1.0
         self.shares = [float(group.get("lr", 1.0)) / first if first else 1.0 for group in optimizer.param_groups]

@@ -181,6 +181,35 @@ def test_a_failing_instrument_is_reported_and_the_others_go_on(monkeypatch, tmp_
     found.to_html(tmp_path / "index.html")
 
 
+def test_a_failed_instrument_that_decides_is_said_in_the_verdict(monkeypatch):
+    def run(self, context, **effort):
+        raise RuntimeError("no such thing")
+
+    monkeypatch.setattr(registry.get("learning_rate").__class__, "run", run)
+    found = th.survey(problem(), lr=0.1, only=["learning_rate", "progress"], progress=False)
+    assert "The learning rate could not be measured" in found.verdict
+    assert "Nothing was found" not in found.verdict
+
+
+@pytest.mark.parametrize("inputs", [torch.bfloat16, torch.float32])
+def test_a_model_in_half_precision_is_trained_and_scored_on_its_own_data(inputs):
+    model, x = problem().model.bfloat16(), torch.randn(90, 5).to(inputs)
+    names = ["learning_rate", "progress", "settings", "trials"]
+    found = th.survey(model, nn.CrossEntropyLoss(), (x, torch.arange(90) % 3), lr=1e3, only=names, progress=False)
+    assert {row["state"] for row in found.plan} == {"done"}
+    assert "rate too high" in found.causes
+
+
+def test_an_optimizer_that_needs_a_closure_is_skipped_with_that_reason():
+    target = problem()
+    names = ["learning_rate", "progress", "gradients"]
+    found = th.survey(target, optimizer=torch.optim.LBFGS(target.parameters, lr=0.1), only=names, progress=False)
+    assert {row["reason"] for row in found.plan if row["instrument"] in names} == {
+        "LBFGS needs a closure for each step, and runs on copies make theirs without one."
+    }
+    assert found.sound
+
+
 def test_keyboard_interrupt_is_not_swallowed(monkeypatch):
     def run(self, context, **effort):
         raise KeyboardInterrupt

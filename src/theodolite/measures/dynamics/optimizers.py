@@ -17,10 +17,11 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, AdamW, Optimizer
 
-from theodolite.errors import NonFiniteError
+from theodolite.errors import ClosureError, NonFiniteError
 from theodolite.operators import LinearOperator
 from theodolite.operators.algebra import DiagonalOperator, congruent
 from theodolite.problem import Problem
+from theodolite.problem.optimizers import needs_closure
 from theodolite.progress import Advance
 
 
@@ -388,6 +389,10 @@ def copy_optimizer(optimizer: Optimizer | None, problem: Problem, trial: Problem
     """The optimizer with its settings and state, for the parameters of a copy, at `rate` as `set_rate` sets it."""
     if optimizer is None:
         return SGD(trial.parameters, lr=rate)
+    if needs_closure(optimizer):
+        raise ClosureError(
+            f"{type(optimizer).__name__} needs a closure for each step, and runs on copies make theirs without one."
+        )
     twin = {id(p): q for p, q in zip(problem.parameters, trial.parameters, strict=True)}
     state = copy.deepcopy(optimizer.state_dict())
     # Parameters that are not measured do not move; dummies keep the numbering of the state.
