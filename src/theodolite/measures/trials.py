@@ -17,12 +17,14 @@ from torch.optim import Optimizer
 
 from theodolite.arguments import a_mapping, checked, count, instance, optional, positive, seed
 from theodolite.errors import NonFiniteError
-from theodolite.interrupts import unbroken, unbroken_context
+from theodolite.interrupts import unbroken_context
 from theodolite.measures.dynamics.noise import joined_parts
 from theodolite.measures.dynamics.optimizers import BLOWN_UP, copy_optimizer, first_rate, set_rate
 from theodolite.measures.kernel.problem_views import reset_of
 from theodolite.problem import Batch, Problem
 from theodolite.problem.arguments import a_module, a_problem, an_optimizer
+from theodolite.problem.calling.stand_ins import users_own
+from theodolite.problem.state_guard import cuda_devices, gradients_kept, loss_kept, own_random_state
 from theodolite.results import Cost, Outcome, Result, Row
 
 #: Size of random batches where the data comes as one batch and nothing else is said.
@@ -217,8 +219,7 @@ class _Arms:
         assert self._steps is not None
         setup = self._setup(fresh=remedy.fresh)
         assert remedy.change is not None
-        with unbroken(torch.random.fork_rng(devices=[])):
-            torch.manual_seed(self.seed)
+        with own_random_state(self.seed, cuda_devices(setup.model)):
             remedy.change(setup)
         changed = self._ended(setup, self._steps, remedy.advice, score)
         return {
@@ -271,7 +272,7 @@ def copied_setup(
     problem: Problem, lr: float, optimizer: Optimizer | None, batch_size: int, *, fresh: bool = False, seed: int = 0
 ) -> Setup:
     """A training of a copy as the user's stands, the optimizer with its state at the rate `lr`; `fresh`: from new weights."""
-    trial = problem.in_float64() if problem.half_precision else problem.copied()
+    trial = problem.copied_to_train()
     copied = copy_optimizer(optimizer, problem, trial, lr)
     if fresh:
         start_anew(trial.model, seed)
@@ -288,10 +289,10 @@ def _better(start: float, own: float, changed: float) -> bool:
 @checked(setup=instance(Setup), steps=count, seed=seed)
 def run_steps(setup: Setup, steps: int, *, seed: int = 0) -> list[float]:
     """The losses of the batches of so many training steps; the last is not finite where the run blew up, and ends there."""
-    model, optimizer = setup.model, setup.optimizer
+    optimizer = setup.optimizer
     targets = [float(group["lr"]) for group in optimizer.param_groups]
     losses: list[float] = []
-    with in_training(model, seed):
+    with in_training(setup.problem, seed):
         for step, batch in enumerate(random_batches(setup.problem, setup.batch_size, steps, seed)):
             ramp = min(1.0, (step + 1) / setup.warmup) if setup.warmup else 1.0
             ramp *= min(1.0, (steps - step) / setup.cooldown) if setup.cooldown else 1.0
@@ -329,12 +330,12 @@ def random_batches(problem: Problem, batch_size: int, steps: int, seed: int = 0)
         drawn += len(epoch)
 
 
-@checked(model=a_module, seed=seed)
+@checked(problem=a_problem, seed=seed)
 @unbroken_context
-def in_training(model: nn.Module, seed: int) -> Iterator[None]:
-    """Train mode, gradients, and a random state of its own, which is given back; the model is a copy and need not be."""
-    with torch.random.fork_rng(devices=[]), torch.enable_grad():
-        torch.manual_seed(seed)
+def in_training(problem: Problem, seed: int) -> Iterator[None]:
+    """Train mode, gradients, and a random state of its own; what is the user's is given back: not the model, which is a copy."""
+    model, loss = problem.model, users_own(problem.loss_function)
+    with own_random_state(seed, cuda_devices(model)), loss_kept(loss), gradients_kept(loss), torch.enable_grad():
         model.train()
         yield
     model.eval()
@@ -358,8 +359,7 @@ def start_anew(model: nn.Module, seed: int) -> None:
     why = cannot_restart(model)
     if why:
         raise ValueError(f"The model cannot start from new weights: {why}.")
-    with unbroken(torch.random.fork_rng(devices=[])), torch.no_grad():
-        torch.manual_seed(seed)
+    with own_random_state(seed, cuda_devices(model)), torch.no_grad():
         for module in reversed(list(model.modules())):  # inner ones first: an outer one may know better
             reset = reset_of(module)
             table = module.weight if isinstance(module, nn.Embedding) and module.weight.numel() > 1 else None

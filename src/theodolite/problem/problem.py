@@ -422,6 +422,10 @@ class Problem:
         """The same problem on a copy of the model."""
         return self.with_model(self._copied_model())
 
+    def copied_to_train(self) -> Problem:
+        """The same problem on a copy whose weights may move: half precision in float64, where small steps do not get lost."""
+        return self.in_float64() if self.half_precision else self.copied()
+
     def _copied_model(self) -> nn.Module:
         model = copy_model(self.model)
         with unbroken(torch.no_grad()):

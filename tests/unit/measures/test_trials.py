@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import copy
 import math
+import random
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import theodolite as th
+from theodolite.measures.progress import check_setup, learning_progress
 from theodolite.measures.trials import Remedy, cannot_restart, copied_setup, random_batches, start_anew, try_changes
 from theodolite.testing import ResultContract
 
@@ -66,6 +69,64 @@ def test_the_users_model_and_optimizer_are_left_as_found(fresh):
     assert all(torch.equal(before[name], after[name]) for name in before)
     assert torch.equal(state["state"][0]["exp_avg"], optimizer.state_dict()["state"][0]["exp_avg"])
     assert mine.model.training
+
+
+class Drawing(nn.Module):
+    """Draws from every global random state when it trains."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(6, 3)
+
+    def forward(self, x):
+        noise = random.gauss(0, 1) + np.random.randn() + torch.randn(()) if self.training else 0.0  # noqa: NPY002
+        return self.linear(x) + 1e-3 * noise
+
+
+def random_states():
+    return random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()  # noqa: NPY002
+
+
+def runs_of(mine):
+    optimizer = torch.optim.SGD(mine.model.parameters(), lr=0.1)
+    yield lambda: try_changes(mine, {"x": rate(0.3), "y": Remedy("", rate(0.3).change, fresh=True)}, lr=0.1, steps=8)
+    yield lambda: th.lr_range_test(mine, optimizer, steps=8, sweeps=1, critical=False, progress=False)
+    yield lambda: learning_progress(mine, lr=0.1, steps=8)
+    yield lambda: check_setup(mine, optimizer=torch.optim.SGD(list(mine.model.parameters())[:1], lr=0.1))
+
+
+def test_every_random_state_is_left_as_found():
+    x = torch.randn(60, 6)
+    mine = th.Problem(Drawing(), nn.CrossEntropyLoss(), (x, x[:, :3].argmax(1)))
+    for run in runs_of(mine):
+        before = random_states()
+        run()
+        assert random_states() == before
+
+
+class Counting(nn.Module):
+    """A loss with a parameter, a buffer and a counter."""
+
+    def __init__(self):
+        super().__init__()
+        self.t = nn.Parameter(torch.ones(()))
+        self.register_buffer("ema", torch.zeros(()))
+        self.calls = 0
+
+    def forward(self, output, target):
+        value = nn.functional.cross_entropy(output * self.t, target)
+        self.ema.mul_(0.9).add_(value.detach(), alpha=0.1)
+        self.calls += 1
+        return value
+
+
+def test_the_users_loss_is_left_as_found():
+    x, loss = torch.randn(60, 6), Counting()
+    loss.t.grad = torch.tensor(3.0)
+    mine = th.Problem(nn.Linear(6, 3), loss, (x, x[:, :3].argmax(1)))
+    for run in runs_of(mine):
+        run()
+        assert (loss.t.grad.item(), loss.ema.item(), loss.calls) == (3.0, 0.0, 0)
 
 
 def test_a_remedy_that_fails_is_not_tried_and_the_others_are():

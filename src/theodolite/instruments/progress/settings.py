@@ -349,7 +349,7 @@ def _renewed_statistics(context: SurveyContext, result: SetupCheck) -> Remedy:
         for norm in norms.values():
             norm.reset_running_stats()
             norm.momentum = 0.1
-        with in_training(setup.model, context.seed), torch.no_grad(), batch_statistics(norms, cumulative=True):
+        with in_training(setup.problem, context.seed), torch.no_grad(), batch_statistics(norms, cumulative=True):
             for batch in random_batches(setup.problem, setup.batch_size, 20, context.seed):
                 setup.problem.live_loss(batch)
 

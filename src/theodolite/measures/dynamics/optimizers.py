@@ -361,7 +361,7 @@ def descend(
     leaves the decay of AdamW out. The run ends early where the loss is not finite. Half-precision models are trained in
     float64, where small steps do not get lost.
     """
-    trial = problem.in_float64() if problem.half_precision else problem.copied()
+    trial = problem.copied_to_train()
     stepper = copy_optimizer(optimizer, problem, trial, rate)
     if decoupled(optimizer) and not decoupled_decay:
         for group in stepper.param_groups:

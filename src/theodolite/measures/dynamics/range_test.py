@@ -237,7 +237,7 @@ class _Sweeps:
         setup, still = self._setup(rates[0]), self._setup(rates[0])
         found = _Sweep()
         batches = trials.random_batches(setup.problem, self.batch_size, len(rates) + 1, seed)
-        with trials.in_training(setup.model, seed), trials.in_training(still.model, seed):
+        with trials.in_training(setup.problem, seed), trials.in_training(still.problem, seed):
             for place, batch in enumerate(batches):
                 state = torch.get_rng_state()
                 with torch.no_grad():
@@ -278,7 +278,7 @@ class _Sweeps:
         """The length of a step over that of the weights, per unit of the rate."""
         setup = self._setup(1.0)  # a step at a small rate would be lost in rounding
         before = setup.problem.vector
-        with trials.in_training(setup.model, self.seed):
+        with trials.in_training(setup.problem, self.seed):
             batch = next(trials.random_batches(setup.problem, self.batch_size, 1, self.seed))
             setup.problem.live_loss(batch).backward()
             setup.optimizer.step()

@@ -449,6 +449,6 @@ def trend(changes: list[float]) -> tuple[float, float]:
 
 def _without_training(setup: Setup, steps: int, seed: int) -> list[float]:
     """The losses of the same batches, with the same dropout, of the weights as they stand."""
-    with in_training(setup.model, seed):
+    with in_training(setup.problem, seed):
         batches = random_batches(setup.problem, setup.batch_size, steps, seed)
         return [float(setup.problem.live_loss(batch).detach()) for batch in batches]

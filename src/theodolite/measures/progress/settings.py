@@ -212,13 +212,13 @@ def _trained(problem: Problem, optimizer: Optimizer | None) -> dict[str, Any]:
 
 def _reached(problem: Problem, keys: Sequence[str]) -> list[str]:
     """Those of the parameters that the loss depends on, from one batch on a copy."""
-    trial = problem.copied()
-    batch = next(iter(trial.data)).part(slice(0, 64))
-    with unbroken(torch.enable_grad()), torch.random.fork_rng(devices=[]):
-        trial.model.eval()
-        trial.live_loss(batch).backward()
+    trial = problem.copied_to_train()
     named = dict(trial.model.named_parameters())
-    return [key for key in keys if (g := named[key].grad) is not None and bool(g.any())]
+    with trial.session(second=False), unbroken(torch.enable_grad()):
+        trial.model.eval()
+        loss = trial.live_loss(next(iter(trial.data)).part(slice(0, 64)))
+        grads = torch.autograd.grad(loss, [named[key] for key in keys], allow_unused=True)
+    return [key for key, g in zip(keys, grads, strict=True) if g is not None and bool(g.any())]
 
 
 def _decay(problem: Problem, lr: float, optimizer: Optimizer, gradient: Tensor | None) -> dict[str, Any]:
