@@ -9,7 +9,9 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain, islice, repeat
 
 import torch
 from torch import nn
@@ -29,6 +31,8 @@ from theodolite.results import Cost, Outcome, Result, Row
 
 #: Size of random batches where the data comes as one batch and nothing else is said.
 USUAL_BATCH = 32
+#: Places at which runs of different seeds begin in data that is read one batch after the other.
+ORDERS = 4
 #: Steps below which a trial says nothing.
 FEWEST = 8
 #: A change is better where it ends lower by these shares of the loss as it is and of the loss at the start. New weights may
@@ -192,7 +196,7 @@ def try_changes(
 @checked(problem=a_problem)
 def usual_batch_size(problem: Problem) -> int:
     """The size of the problem's own batches; where it has one only, that of usual random ones."""
-    sizes = sorted(batch.size for batch in problem.data)
+    sizes = sorted(problem.data.sizes)
     if len(sizes) > 1:
         return sizes[len(sizes) // 2]
     return min(USUAL_BATCH, max(1, sizes[0] // 2))
@@ -204,7 +208,7 @@ class _Arms:
     def __init__(
         self, problem: Problem, lr: float, optimizer: Optimizer | None, batch_size: int, score_on: Problem, seed: int
     ) -> None:
-        self.problem, self.lr, self.optimizer, self.batch_size = problem, lr, optimizer, batch_size
+        self.problem, self.lr, self.optimizer, self.batch_size = in_one_batch(problem), lr, optimizer, batch_size
         self.score_on, self.seed = score_on, seed
         self.curves: list[Row] = []
         self._own: dict[tuple[bool, Score | None], tuple[float, float]] = {}
@@ -310,9 +314,25 @@ def run_steps(setup: Setup, steps: int, *, seed: int = 0) -> list[float]:
     return losses
 
 
+@checked(problem=a_problem)
+def in_one_batch(problem: Problem) -> Problem:
+    """The problem with its samples joined, for many runs that draw from them; as it is where they are not held or do not fit."""
+    joined = joined_parts(list(problem.data)) if problem.data.held else []
+    with suppress(ValueError):  # weights that were given batch by batch
+        return problem.with_batches(joined) if len(joined) == 1 < len(problem.data) else problem
+    return problem
+
+
 @checked(problem=a_problem, batch_size=count, steps=count, seed=seed)
 def random_batches(problem: Problem, batch_size: int, steps: int, seed: int = 0) -> Iterator[Batch]:
-    """So many random batches, epoch by epoch; where samples cannot be joined, the problem's own in random order."""
+    """So many random batches, epoch by epoch; where samples cannot be joined, the problem's own in random order.
+
+    Data that is read anew each time gives its batches one after the other; another seed begins at another place.
+    """
+    if not problem.data.held:
+        skipped = seed % ORDERS * steps % len(problem.data)
+        yield from islice(chain.from_iterable(repeat(problem.data)), skipped, skipped + steps)
+        return
     batches = list(problem.data)
     joined = joined_parts(batches)
     generator = torch.Generator().manual_seed(seed)

@@ -135,7 +135,7 @@ class Problem:
 
     @property
     def samples(self) -> int:
-        return sum(batch.size for batch in self.data)
+        return sum(self.data.sizes)
 
     @property
     def loss_takes_structure(self) -> bool:
@@ -448,7 +448,8 @@ class Problem:
             if isinstance(loss, LossOfParameters | nn.Module):
                 wide = loss.widened() if isinstance(loss, LossOfParameters) else copy.deepcopy(loss).double()
                 double._set_loss(wide, self._call.for_model(double.model, wide))
-        double.data = Data([batch.in_float64() for batch in batches or self.data], None, self._parse)
+        if batches is not None or not self.half_precision:  # that of a model in half precision is widened where it is used
+            double.data = Data([batch.in_float64() for batch in batches or self.data], None, self._parse)
         return double
 
     # Inner parts

@@ -10,8 +10,12 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, Dataset
 
 import theodolite as th
+from theodolite.measures import trials
+from theodolite.measures.dynamics import choose_batch_size, choose_rate
+from theodolite.measures.dynamics.noise import joined_parts
 from theodolite.measures.progress import check_setup, learning_progress
 from theodolite.measures.trials import Remedy, cannot_restart, copied_setup, random_batches, start_anew, try_changes
 from theodolite.testing import ResultContract
@@ -163,6 +167,61 @@ def test_rates_are_measured_by_the_first_group_that_moves(rates, began, expected
     assert setup.lr == pytest.approx(0.2)
     setup.set_lr(0.4)
     assert [group["lr"] for group in setup.optimizer.param_groups] == pytest.approx([2 * lr for lr in expected])
+
+
+class Counted(Dataset):
+    """Samples that count how often they are read."""
+
+    def __init__(self, size):
+        self.x, self.read = torch.randn(size, 6), 0
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, place):
+        self.read += 1
+        return self.x[place], self.x[place, :3].argmax()
+
+
+def test_data_that_is_not_held_is_read_only_as_far_as_it_trains():
+    samples = Counted(2000)
+    mine = th.Problem(nn.Linear(6, 3), nn.CrossEntropyLoss(), DataLoader(samples, batch_size=10), hold_bytes=1)
+    batches = {seed: [batch.args[0] for batch in random_batches(mine, 10, 5, seed)] for seed in (0, 1)}
+    assert torch.equal(torch.cat(batches[0]), samples.x[:50])
+    assert torch.equal(torch.cat(batches[1]), samples.x[50:100])
+    assert len(list(random_batches(mine, 10, 450, 1))) == 450
+    scored = mine.with_batches(list(random_batches(mine, 10, 1)))
+    for run in (choose_batch_size, try_both):
+        samples.read = 0
+        run(mine, 0.1, score_on=scored, steps=8)
+        assert samples.read < 2000
+
+
+def try_both(mine, lr, **more):
+    return try_changes(mine, {"x": rate(0.3), "y": rate(1.0)}, lr=lr, **more)
+
+
+def test_held_batches_are_joined_once_for_all_runs(monkeypatch):
+    x = torch.randn(60, 6)
+    mine = th.Problem(nn.Linear(6, 3), nn.CrossEntropyLoss(), [(part, part[:, :3].argmax(1)) for part in x.split(10)])
+    joins = []
+
+    def joined(parts):
+        joins.append(len(parts) > 1)
+        return joined_parts(parts)
+
+    monkeypatch.setattr(trials, "joined_parts", joined)
+    optimizer = torch.optim.SGD(mine.model.parameters(), lr=0.1)
+    for run in (
+        lambda: try_both(mine, 0.1, steps=8),
+        lambda: choose_rate(mine, 0.1, steps=8),
+        lambda: choose_batch_size(mine, 0.1, steps=8),
+        lambda: th.lr_range_test(mine, optimizer, steps=8, critical=False, progress=False),
+        lambda: learning_progress(mine, lr=0.1, steps=8),
+    ):
+        joins.clear()
+        run()
+        assert sum(joins) == 1
 
 
 def test_models_without_reset_parameters_cannot_start_anew():

@@ -230,7 +230,7 @@ class _Sweeps:
     """Rising rates on copies of one training."""
 
     def __init__(self, problem: Problem, optimizer: Optimizer | None, batch_size: int, seed: int) -> None:
-        self.problem, self.optimizer, self.batch_size, self.seed = problem, optimizer, batch_size, seed
+        self.problem, self.optimizer, self.batch_size, self.seed = trials.in_one_batch(problem), optimizer, batch_size, seed
 
     def sweep(self, rates: Sequence[float], seed: int, advance: Advance) -> _Sweep:
         """One step at each rate; a loss belongs to the rate of the step before it."""
