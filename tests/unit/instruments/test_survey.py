@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import time
 
@@ -12,7 +13,7 @@ from torch import nn
 import theodolite as th
 from theodolite.instruments import base, registry
 from theodolite.instruments.planning import Price, Step, fit, fit_memory
-from theodolite.instruments.survey_run import seconds_of
+from theodolite.instruments.survey_run import _NOT_GIVEN, open_context, seconds_of
 from theodolite.instruments.timings import Work, measure_timings
 from theodolite.results import Severity
 
@@ -179,6 +180,28 @@ def test_a_failing_instrument_is_reported_and_the_others_go_on(monkeypatch, tmp_
     assert failed.severity is Severity.WARNING
     assert not found.sound
     found.to_html(tmp_path / "index.html")
+
+
+def test_a_remedy_that_cannot_be_made_leaves_the_result_and_no_other_finding(monkeypatch):
+    def remedies(self, context, result):
+        raise RuntimeError("no such thing")
+
+    monkeypatch.setattr(type(registry.get("progress")), "remedies", remedies)
+    found = th.survey(problem(), lr=0.1, only=["progress"], progress=False)
+    assert [finding.label for finding in found.of("progress")] == ["failed"]
+    assert found.results["progress"].loss > 0
+
+
+def test_validation_data_stand_under_the_same_time_limit_and_their_nan_is_a_finding():
+    target, x = problem(), torch.randn(20, 5)
+    given = {"lr": 0.1, "optimizer": None}
+    for valid in ((x, torch.arange(20) % 3), target.on((x, torch.arange(20) % 3))):
+        context = open_context(target, _NOT_GIVEN, None, valid=valid, **given)
+        assert context.valid.time_limit is context.problem.time_limit
+    x[3, 2] = math.nan
+    found = th.survey(target, valid=(x, torch.arange(20) % 3), lr=0.1, progress=False)
+    assert found.labels() == ["not finite"]
+    assert "valid" in found.verdict
 
 
 def test_a_failed_instrument_that_decides_is_said_in_the_verdict(monkeypatch):
