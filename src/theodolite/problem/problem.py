@@ -423,8 +423,11 @@ class Problem:
         return self.with_model(self._copied_model())
 
     def copied_to_train(self) -> Problem:
-        """The same problem on a copy whose weights may move: half precision in float64, where small steps do not get lost."""
-        return self.in_float64() if self.half_precision else self.copied()
+        """The same problem on a copy whose weights may move: half precision in float64, where small steps do not get lost.
+
+        The data are not copied: they are widened batch by batch where they are used.
+        """
+        return self._wide() if self.half_precision else self.copied()
 
     def _copied_model(self) -> nn.Module:
         model = copy_model(self.model)
@@ -443,13 +446,17 @@ class Problem:
 
     def in_float64(self, batches: list[Batch] | None = None) -> Problem:
         """The same problem on a float64 copy of the model and the data, or of some batches."""
+        double = self._wide()
+        double.data = Data([batch.in_float64() for batch in batches or self.data], None, self._parse)
+        return double
+
+    def _wide(self) -> Problem:
+        """The same problem on a float64 copy of the model."""
         with unbroken(nullcontext()):  # torch converts modules in contexts of its own, which Ctrl-C must not break off
             double, loss = self.with_model(self._copied_model().double()), self.loss_function
             if isinstance(loss, LossOfParameters | nn.Module):
                 wide = loss.widened() if isinstance(loss, LossOfParameters) else copy.deepcopy(loss).double()
                 double._set_loss(wide, self._call.for_model(double.model, wide))
-        if batches is not None or not self.half_precision:  # that of a model in half precision is widened where it is used
-            double.data = Data([batch.in_float64() for batch in batches or self.data], None, self._parse)
         return double
 
     # Inner parts

@@ -62,7 +62,7 @@ def moved(problem: Problem, displacement: Tensor) -> Problem:
     """The same problem on a copy of the model whose measured parameters are displaced by a flat vector."""
     if displacement.shape != (problem.size,):
         raise ValueError(f"displacement must be a flat vector of {problem.size} numbers. Got shape {tuple(displacement.shape)}.")
-    other = problem.copied_to_train()
+    other = problem.in_float64() if problem.half_precision else problem.copied()
     with unbroken(torch.no_grad()):
         for p, step in zip(other.parameters, split_like(displacement.to(problem.device), other.parameters), strict=True):
             p.add_(step)
