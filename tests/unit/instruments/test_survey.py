@@ -388,6 +388,13 @@ def test_the_rate_of_a_warm_up_from_zero_is_looked_for_and_a_resting_group_does_
     assert base.SurveyContext(target, optimizer=groups).lr == 0.05
 
 
+def test_the_batch_size_that_is_not_given_is_that_of_the_data_or_the_usual_one():
+    x, y = torch.randn(90, 5), torch.arange(90) % 3
+    assert base.SurveyContext(problem(), batch_size=7).usual_batch_size == 7
+    assert base.SurveyContext(problem()).usual_batch_size == 32
+    assert base.SurveyContext(problem().on([(x[i : i + 10], y[i : i + 10]) for i in range(0, 90, 10)])).usual_batch_size == 10
+
+
 def test_a_loaders_own_generator_is_left_as_found():
     generator = torch.Generator().manual_seed(5)
     data = torch.utils.data.TensorDataset(torch.randn(20, 5), torch.arange(20) % 3)
