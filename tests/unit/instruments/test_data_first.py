@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections.abc import Callable
 from functools import cache
@@ -18,8 +19,10 @@ import theodolite as th
 from theodolite import data as data_sets
 from theodolite.instruments import Survey, SurveyContext
 from theodolite.instruments.data.labels import Labels, balanced_loss
+from theodolite.instruments.remedies import leave_out
 from theodolite.instruments.timings import Work
 from theodolite.measures.data_audit import audit_labels
+from theodolite.measures.trials import copied_setup
 from theodolite.results import CAUSES, Finding, Severity
 
 DATA = ["columns", "targets", "labels", "samples", "validation", "inputs", "weighting"]
@@ -414,3 +417,19 @@ def test_healthy_data_raise_no_alarm(name):
     found = look(model, loss, data, valid=valid)
     assert serious(found) == []
     assert [row["instrument"] for row in found.plan if row["state"] == "failed"] == []
+
+
+def test_what_is_left_out_is_judged_by_a_part_of_the_others():
+    seen = []
+    model = nn.Linear(4, 2)
+    x = torch.randn(2000, 4)
+    problem = th.Problem(model, nn.CrossEntropyLoss(), (x, torch.arange(2000) % 2))
+    for judge in (None, problem):
+        remedy = leave_out(SurveyContext(problem, lr=0.1), [0, 1], "leave them out", judge=judge)
+        hook = model.register_forward_hook(lambda module, args, output: seen.append(args[0]))
+        assert math.isfinite(remedy.score(model))
+        hook.remove()
+        assert max(map(len, seen)) <= 500
+    trained = copied_setup(problem, 0.1, None, 8)
+    remedy.change(trained)
+    assert torch.equal(torch.cat([batch.args[0] for batch in trained.problem.data]), x[2:])
