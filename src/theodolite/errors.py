@@ -43,6 +43,10 @@ class OutputLossError(TheodoliteError, ValueError):
     """A quantity of a model's output and a loss of it was asked of a loss that has none: it depends on more, or mixes samples."""
 
 
+class ClosureError(TheodoliteError, TypeError):
+    """A run on a copy was asked of an optimizer whose step needs a closure (LBFGS)."""
+
+
 class ParameterSelectionError(TheodoliteError, ValueError):
     """No parameter, or no layer, fits the selection."""
 

@@ -16,8 +16,8 @@ from theodolite.arguments import checked, count, positive, sequence
 from theodolite.arguments import seed as a_seed
 from theodolite.errors import TheodoliteError
 from theodolite.instruments.timings import Timings, Work, columns_for, measure_timings, quickest
-from theodolite.measures.dynamics.optimizers import stability_law
-from theodolite.measures.trials import Remedy
+from theodolite.measures.dynamics.optimizers import first_rate, stability_law
+from theodolite.measures.trials import Remedy, usual_batch_size
 from theodolite.operators import LayerHessians, LinearOperator, hessian, layer_hessians
 from theodolite.problem import Problem
 from theodolite.problem.arguments import a_problem, an_optimizer
@@ -85,11 +85,16 @@ class SurveyContext:
         self.findings: list[Finding] = []
         self.remedies: dict[str, Remedy] = {}
         self.problem, self.optimizer, self.population, self.seed = problem, optimizer, population, seed
-        given = float(optimizer.param_groups[0]["lr"]) if lr is None and optimizer is not None else lr
+        given = first_rate(optimizer) if lr is None and optimizer is not None else lr
         self.lr = given or None  # a warm-up begins at 0, which is no rate to try
         self.results: dict[str, Any] = {}
         self.allowance: float | None = None
         self.budget: float | None = None
+
+    @property
+    def usual_batch_size(self) -> int:
+        """The size of the batches that the user trains with; where it is not known, that of the problem's or of usual ones."""
+        return self.batch_size or usual_batch_size(self.problem)
 
     @cached_property
     def timings(self) -> Timings:

@@ -9,13 +9,15 @@ import torch
 from torch import Tensor
 
 from theodolite.instruments.base import SurveyContext
-from theodolite.instruments.subset import subset
-from theodolite.measures.data_audit.views import parts_of
-from theodolite.measures.trials import Remedy, Setup, try_changes
+from theodolite.instruments.subset import spread, subset
+from theodolite.measures.data_audit.views import part_of
+from theodolite.measures.trials import Remedy, Setup, loss_of, try_changes
 from theodolite.problem import Problem
 
 #: Steps and seconds of the runs that choose, and samples on which they are compared.
 STEPS, SECONDS, SCORED = 60, 10.0, 500
+#: Samples that are held at most of data that is read anew each time.
+HELD = 10_000
 
 
 def best_remedy(context: SurveyContext, options: Sequence[Remedy]) -> Remedy:
@@ -42,10 +44,11 @@ def leave_out(context: SurveyContext, samples: Sequence[int] | Tensor, advice: s
     """Train without these samples. Both trainings are judged by the others, unless there is a better judge."""
     kept = torch.ones(context.problem.samples, dtype=torch.bool)
     kept[torch.as_tensor(samples)] = False
-    rest = context.problem.with_batches(list(parts_of(context.problem, torch.nonzero(kept).flatten())))
-    judged = rest if judge is None else judge
+    rest = torch.nonzero(kept).flatten()
+    judged = part_of(context.problem, spread(rest, SCORED)) if judge is None else subset(judge, SCORED)
+    trained = rest if context.problem.data.held else spread(rest, HELD)
 
     def change(setup: Setup) -> None:
-        setup.problem = setup.problem.with_batches(list(rest.data))
+        setup.problem = part_of(setup.problem, trained)
 
-    return Remedy(advice, change, score=lambda model: judged.with_model(model).loss())
+    return Remedy(advice, change, score=lambda model: loss_of(model, judged))

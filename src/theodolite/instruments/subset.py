@@ -7,6 +7,7 @@ from functools import reduce
 from typing import ClassVar
 
 import torch
+from torch import Tensor
 
 from theodolite.errors import BatchCoupledError
 from theodolite.instruments.base import InapplicableError, Instrument, SurveyContext
@@ -22,7 +23,7 @@ def subset(problem: Problem, most: int) -> Problem:
     total = problem.samples
     if total <= most or problem.coupled:
         return problem
-    keep = torch.linspace(0, total - 1, most).round().long()
+    keep = spread(torch.arange(total), most)
     parts: list[Batch] = []
     before = 0
     for batch in problem.data:
@@ -33,6 +34,15 @@ def subset(problem: Problem, most: int) -> Problem:
     with suppress(RuntimeError):  # sequences of different lengths stay apart
         parts = [reduce(Batch.joined, parts)]
     return problem.with_batches(parts)
+
+
+def spread(rows: Tensor, most: int) -> Tensor:
+    """At most so many of these numbers, spread evenly.
+
+    >>> spread(torch.arange(9), 3)
+    tensor([0, 4, 8])
+    """
+    return rows if len(rows) <= most else rows[torch.linspace(0, len(rows) - 1, most).round().long()]
 
 
 def moving_subset(problem: Problem, most: int) -> Problem:

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any, get_args
 from torch import nn
 from torch.optim import Optimizer
 
-from theodolite.arguments import A_NUMBER, a_mapping, a_text, checked, choice, count, each, positive, seed
+from theodolite.arguments import A_NUMBER, a_mapping, a_text, about, checked, choice, count, each, positive, seed
 from theodolite.arguments import shown as described
 from theodolite.errors import (
     ArgumentError,
+    ClosureError,
     NonFiniteError,
     OutOfTimeError,
     OutputLossError,
@@ -49,7 +50,7 @@ MEMORY_SHARE = 0.7
 PATIENCE = 1.05
 DEPTHS: tuple[Depth, ...] = get_args(Depth)
 #: Errors with which an instrument is skipped and has not failed.
-NOT_FOR_THIS_PROBLEM = (InapplicableError, OutOfTimeError, OutputLossError, SecondOrderError, WeightingError)
+NOT_FOR_THIS_PROBLEM = (ClosureError, InapplicableError, OutOfTimeError, OutputLossError, SecondOrderError, WeightingError)
 _UNITS = {"": 1.0, "s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
 
@@ -305,23 +306,24 @@ def open_context(
     """The context of a survey, or the finding that stands in its way."""
     if isinstance(problem, Problem) and (loss is not _NOT_GIVEN or data is not None):
         raise ValueError("A Problem has its own loss and data: survey(problem) or survey(model, loss, data).")
-    if not isinstance(problem, Problem):
-        if loss is _NOT_GIVEN or data is None:
-            raise ArgumentError(
-                "problem must be a Problem, or a model with its loss and data: survey(model, loss, data). "
-                f"Got {type(problem).__name__} alone."
-            )
-        try:
-            problem = _build(problem, loss, data, optimizer)
-        except NonFiniteError as error:
-            return not_finite(str(error))
-    if valid is not None and not isinstance(valid, Problem):
-        valid = problem.on(valid)
+    if not isinstance(problem, Problem) and (loss is _NOT_GIVEN or data is None):
+        raise ArgumentError(
+            "problem must be a Problem, or a model with its loss and data: survey(model, loss, data). "
+            f"Got {type(problem).__name__} alone."
+        )
+    try:
+        problem = problem if isinstance(problem, Problem) else _build(problem, loss, data, optimizer)
+        if valid is not None and not isinstance(valid, Problem):
+            with about("valid"):
+                valid = problem.on(valid)
+    except NonFiniteError as error:
+        return not_finite(str(error))
     optimizer = as_optimizer(optimizer, problem.parameters, lr=lr, needs_rate=True)
-    given: dict[str, Any] = {
-        "population": population, "valid": valid, "batch_size": batch_size, "checkpoints": checkpoints,
-    }  # fmt: skip
     problem = problem.limited(TimeLimit())
+    given: dict[str, Any] = {
+        "population": population, "batch_size": batch_size, "checkpoints": checkpoints,
+        "valid": None if valid is None else valid.limited(problem.time_limit),
+    }  # fmt: skip
     return SurveyContext(problem, lr=lr, optimizer=optimizer, **given, seed=seed)
 
 
@@ -497,11 +499,12 @@ class _Run:
         state, reason = "done", ""
         try:
             result = instrument.run(self.context, **effort)
-            self.findings += instrument.findings(self.context, result)
-            self.context.remedies |= instrument.remedies(self.context, result)
             self.context.results[instrument.name] = result
             self.peak_bytes = max(self.peak_bytes, result.cost.peak_bytes)
             self.route = self.route or (result.cost.route if "graph" in result.cost.route else "")
+            found = instrument.findings(self.context, result)
+            self.context.remedies |= instrument.remedies(self.context, result)
+            self.findings += found  # last: of what fails on the way nothing else is said
         except NOT_FOR_THIS_PROBLEM as error:
             state, reason = "skipped", str(error)
         except Exception as error:

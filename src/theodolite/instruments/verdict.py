@@ -26,6 +26,8 @@ STOPPING = ("not finite", "frozen model", "missing parameters", "dead layer", "l
 PROVEN = (*STOPPING, "augmented validation", "leaked validation")
 #: What has no remedy of its own: it stands only where no cause is found that brings it about.
 UNEXPLAINED = "not learning"
+#: Instruments without which nobody can say that nothing needs to be changed.
+DECISIVE = ("learning_rate", "progress")
 #: How many findings stand below the verdict.
 SHOWN = 7
 #: A consequence is a cause of its own where its remedy takes away more of the loss than that of its cause, by this share.
@@ -67,7 +69,8 @@ def judge(
     if getattr(progress, "learning", None) is False:  # then no answer is good
         adjusted = [replace(f, severity=Severity.NOTE) if f.headline and f.severity is Severity.GOOD else f for f in adjusted]
     rate = _rounded(_recommended(results, roots, trials, lr))
-    sentences = (_learning(progress), *_causes(roots, serious, trials, rate, results))
+    wrong = _causes(roots, serious, trials) if roots else [_nothing_wrong(results, findings, rate)]
+    sentences = (_learning(progress), *wrong)
     learning = getattr(progress, "learning", None)
     return Verdict(sentences=sentences[:3], lr=rate, causes=tuple(roots), learning=learning), tuple(adjusted)
 
@@ -168,12 +171,8 @@ def _learning(progress: Any) -> str:
     return first_sentence(progress.sentence())
 
 
-def _causes(
-    roots: Sequence[str], serious: Mapping[str, Finding], trials: TrialRuns, lr: float | None, results: Mapping[str, Any]
-) -> list[str]:
+def _causes(roots: Sequence[str], serious: Mapping[str, Finding], trials: TrialRuns) -> list[str]:
     """What is wrong, what to change, and how that is known."""
-    if not roots:
-        return [_nothing_wrong(results, lr)]
     main = serious[roots[0]]
     trial = trials.of(roots[0])
     said = first_sentence(main.sentence).rstrip(".")
@@ -189,7 +188,10 @@ def _causes(
     return sentences
 
 
-def _nothing_wrong(results: Mapping[str, Any], lr: float | None) -> str:
+def _nothing_wrong(results: Mapping[str, Any], findings: Sequence[Finding], lr: float | None) -> str:
+    failed = next((f for f in findings if f.label == "failed" and f.instrument in DECISIVE), None)
+    if failed is not None:
+        return f"{first_sentence(failed.sentence).rstrip('.')}; the other measurements found nothing that needs to be changed."
     learning = getattr(results.get("progress"), "learning", None)
     rate = "" if lr is None else f"; lr={lr:.3g}"
     if learning is False:
@@ -200,9 +202,12 @@ def _nothing_wrong(results: Mapping[str, Any], lr: float | None) -> str:
 
 
 def first_sentence(text: str) -> str:
-    """The first sentence of a text.
+    """The first sentence of a text; names in quotes may hold full stops.
 
     >>> first_sentence("The loss is 2.3. Lower the rate.")
     'The loss is 2.3.'
     """
-    return re.split(r"(?<=[.!?])\s+(?=[A-ZΑ-Ω'\"0-9])", text.strip(), maxsplit=1)[0]
+    text = text.strip()
+    without_names = re.sub(r"(?<!\w)'.*?'(?!\w)", lambda name: "'" * len(name[0]), text)
+    end = re.search(r"(?<=[.!?])\s+(?=[A-ZΑ-Ω'\"0-9])", without_names)
+    return text if end is None else text[: end.start()]

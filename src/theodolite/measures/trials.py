@@ -9,7 +9,9 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain, islice, repeat
 
 import torch
 from torch import nn
@@ -17,16 +19,20 @@ from torch.optim import Optimizer
 
 from theodolite.arguments import a_mapping, checked, count, instance, optional, positive, seed
 from theodolite.errors import NonFiniteError
-from theodolite.interrupts import unbroken, unbroken_context
+from theodolite.interrupts import unbroken_context
 from theodolite.measures.dynamics.noise import joined_parts
-from theodolite.measures.dynamics.optimizers import BLOWN_UP, copy_optimizer
+from theodolite.measures.dynamics.optimizers import BLOWN_UP, copy_optimizer, first_rate, set_rate
 from theodolite.measures.kernel.problem_views import reset_of
 from theodolite.problem import Batch, Problem
 from theodolite.problem.arguments import a_module, a_problem, an_optimizer
+from theodolite.problem.calling.stand_ins import users_own
+from theodolite.problem.state_guard import cuda_devices, gradients_kept, loss_kept, own_random_state
 from theodolite.results import Cost, Outcome, Result, Row
 
 #: Size of random batches where the data comes as one batch and nothing else is said.
 USUAL_BATCH = 32
+#: Places at which runs of different seeds begin in data that is read one batch after the other.
+ORDERS = 4
 #: Steps below which a trial says nothing.
 FEWEST = 8
 #: A change is better where it ends lower by these shares of the loss as it is and of the loss at the start. New weights may
@@ -58,14 +64,12 @@ class Setup:
 
     @property
     def lr(self) -> float:
-        return float(self.optimizer.param_groups[0]["lr"])
+        return first_rate(self.optimizer)
 
     @checked(lr=positive)
     def set_lr(self, lr: float) -> None:
-        """Another learning rate for the first group; the others keep their ratio to it."""
-        factor = lr / (self.lr or 1.0)
-        for group in self.optimizer.param_groups:
-            group["lr"] = float(group["lr"]) * factor
+        """Another learning rate for the first group that moves; the others keep their ratio to it."""
+        set_rate(self.optimizer, lr)
 
 
 @dataclass(frozen=True)
@@ -192,7 +196,7 @@ def try_changes(
 @checked(problem=a_problem)
 def usual_batch_size(problem: Problem) -> int:
     """The size of the problem's own batches; where it has one only, that of usual random ones."""
-    sizes = sorted(batch.size for batch in problem.data)
+    sizes = sorted(problem.data.sizes)
     if len(sizes) > 1:
         return sizes[len(sizes) // 2]
     return min(USUAL_BATCH, max(1, sizes[0] // 2))
@@ -204,7 +208,7 @@ class _Arms:
     def __init__(
         self, problem: Problem, lr: float, optimizer: Optimizer | None, batch_size: int, score_on: Problem, seed: int
     ) -> None:
-        self.problem, self.lr, self.optimizer, self.batch_size = problem, lr, optimizer, batch_size
+        self.problem, self.lr, self.optimizer, self.batch_size = in_one_batch(problem), lr, optimizer, batch_size
         self.score_on, self.seed = score_on, seed
         self.curves: list[Row] = []
         self._own: dict[tuple[bool, Score | None], tuple[float, float]] = {}
@@ -219,8 +223,7 @@ class _Arms:
         assert self._steps is not None
         setup = self._setup(fresh=remedy.fresh)
         assert remedy.change is not None
-        with unbroken(torch.random.fork_rng(devices=[])):
-            torch.manual_seed(self.seed)
+        with own_random_state(self.seed, cuda_devices(setup.model)):
             remedy.change(setup)
         changed = self._ended(setup, self._steps, remedy.advice, score)
         return {
@@ -273,7 +276,7 @@ def copied_setup(
     problem: Problem, lr: float, optimizer: Optimizer | None, batch_size: int, *, fresh: bool = False, seed: int = 0
 ) -> Setup:
     """A training of a copy as the user's stands, the optimizer with its state at the rate `lr`; `fresh`: from new weights."""
-    trial = problem.in_float64() if problem.half_precision else problem.copied()
+    trial = problem.copied_to_train()
     copied = copy_optimizer(optimizer, problem, trial, lr)
     if fresh:
         start_anew(trial.model, seed)
@@ -290,10 +293,10 @@ def _better(start: float, own: float, changed: float) -> bool:
 @checked(setup=instance(Setup), steps=count, seed=seed)
 def run_steps(setup: Setup, steps: int, *, seed: int = 0) -> list[float]:
     """The losses of the batches of so many training steps; the last is not finite where the run blew up, and ends there."""
-    model, optimizer = setup.model, setup.optimizer
+    optimizer = setup.optimizer
     targets = [float(group["lr"]) for group in optimizer.param_groups]
     losses: list[float] = []
-    with in_training(model, seed):
+    with in_training(setup.problem, seed):
         for step, batch in enumerate(random_batches(setup.problem, setup.batch_size, steps, seed)):
             ramp = min(1.0, (step + 1) / setup.warmup) if setup.warmup else 1.0
             ramp *= min(1.0, (steps - step) / setup.cooldown) if setup.cooldown else 1.0
@@ -311,9 +314,25 @@ def run_steps(setup: Setup, steps: int, *, seed: int = 0) -> list[float]:
     return losses
 
 
+@checked(problem=a_problem)
+def in_one_batch(problem: Problem) -> Problem:
+    """The problem with its samples joined, for many runs that draw from them; as it is where they are not held or do not fit."""
+    joined = joined_parts(list(problem.data)) if problem.data.held else []
+    with suppress(ValueError):  # weights that were given batch by batch
+        return problem.with_batches(joined) if len(joined) == 1 < len(problem.data) else problem
+    return problem
+
+
 @checked(problem=a_problem, batch_size=count, steps=count, seed=seed)
 def random_batches(problem: Problem, batch_size: int, steps: int, seed: int = 0) -> Iterator[Batch]:
-    """So many random batches, epoch by epoch; where samples cannot be joined, the problem's own in random order."""
+    """So many random batches, epoch by epoch; where samples cannot be joined, the problem's own in random order.
+
+    Data that is read anew each time gives its batches one after the other; another seed begins at another place.
+    """
+    if not problem.data.held:
+        skipped = seed % ORDERS * steps % len(problem.data)
+        yield from islice(chain.from_iterable(repeat(problem.data)), skipped, skipped + steps)
+        return
     batches = list(problem.data)
     joined = joined_parts(batches)
     generator = torch.Generator().manual_seed(seed)
@@ -331,12 +350,12 @@ def random_batches(problem: Problem, batch_size: int, steps: int, seed: int = 0)
         drawn += len(epoch)
 
 
-@checked(model=a_module, seed=seed)
+@checked(problem=a_problem, seed=seed)
 @unbroken_context
-def in_training(model: nn.Module, seed: int) -> Iterator[None]:
-    """Train mode, gradients, and a random state of its own, which is given back; the model is a copy and need not be."""
-    with torch.random.fork_rng(devices=[]), torch.enable_grad():
-        torch.manual_seed(seed)
+def in_training(problem: Problem, seed: int) -> Iterator[None]:
+    """Train mode, gradients, and a random state of its own; what is the user's is given back: not the model, which is a copy."""
+    model, loss = problem.model, users_own(problem.loss_function)
+    with own_random_state(seed, cuda_devices(model)), loss_kept(loss), gradients_kept(loss), torch.enable_grad():
         model.train()
         yield
     model.eval()
@@ -360,8 +379,7 @@ def start_anew(model: nn.Module, seed: int) -> None:
     why = cannot_restart(model)
     if why:
         raise ValueError(f"The model cannot start from new weights: {why}.")
-    with unbroken(torch.random.fork_rng(devices=[])), torch.no_grad():
-        torch.manual_seed(seed)
+    with own_random_state(seed, cuda_devices(model)), torch.no_grad():
         for module in reversed(list(model.modules())):  # inner ones first: an outer one may know better
             reset = reset_of(module)
             table = module.weight if isinstance(module, nn.Embedding) and module.weight.numel() > 1 else None

@@ -28,8 +28,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from theodolite.arguments import checked, choice, count, each, entry, random_seed, shown
-from theodolite.interrupts import unbroken, unbroken_context
+from theodolite.interrupts import unbroken_context
 from theodolite.problem.arguments import a_module
+from theodolite.problem.state_guard import own_random_state
 from theodolite.text import quoted
 
 # Named choices with errors that list what is accepted: activations, normalisations, sizes.
@@ -219,8 +220,7 @@ def seeded(seed: int | None) -> Iterator[None]:
     if seed is None:
         yield
         return
-    with unbroken(torch.random.fork_rng(devices=[])):  # models are built on the CPU; no other device is touched
-        torch.default_generator.manual_seed(random_seed(seed))
+    with own_random_state(random_seed(seed)):  # models are built on the CPU
         yield
 
 

@@ -13,7 +13,7 @@ from theodolite.plots.axes_style import note
 from theodolite.plots.chart import Labels, chart, drawing
 from theodolite.plots.figures import panels
 from theodolite.plots.style import look
-from theodolite.plots.tables import finite, label_of, numbers
+from theodolite.plots.tables import finite, label_of, numbers, read
 from theodolite.results import Row
 
 #: Bars that can still be told apart.
@@ -91,7 +91,7 @@ def model_scores(rows: Any) -> dict[str, Axes]:
     >>> list(found)
     ['loss', 'critical_lr']
     """
-    table = [{**{f"{column}_error": None for column in _SCORES}, **row} for row in rows]
+    table = [{**{f"{column}_error": None for column in _SCORES}, **row} for row in read(rows, "model")]
     known = [column for column in _SCORES if any(row.get(column) is not None for row in table)]
     size = (4.6, 1.15 + 0.38 * len(table))
     return {column: _score(table, column, panels(1, size=size, letters=False)[1][0]) for column in known}

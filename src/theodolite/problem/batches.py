@@ -299,8 +299,11 @@ class Data:
     ) -> None:
         self._batches, self._source, self._parse, self.varying = batches, source, parse, varying
         self._fingerprints: list[float] = []
+        self.sizes = [batch.size for batch in batches or ()]  # how many samples each batch has
         if batches is None:
-            self._fingerprints = [fingerprint(b) for b in self._read()]
+            for batch in self._read():
+                self._fingerprints.append(fingerprint(batch))
+                self.sizes.append(batch.size)
             for _ in self:  # the probe: a second pass must equal the first
                 pass
 
@@ -319,7 +322,7 @@ class Data:
         return self._batches is not None
 
     def __len__(self) -> int:
-        return len(self._batches) if self._batches is not None else len(self._fingerprints)
+        return len(self.sizes)
 
     def __iter__(self) -> Iterator[Batch]:
         if self._batches is not None:

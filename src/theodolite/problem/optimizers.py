@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -54,6 +55,17 @@ def as_optimizer(
         )
     made: Any = kind
     return made(list(parameters), lr=SGD_RATE if lr is None else lr, **settings)  # type: ignore[no-any-return]
+
+
+def needs_closure(optimizer: Optimizer) -> bool:
+    """Whether a step calls the loss itself, as LBFGS does.
+
+    >>> from torch.optim import LBFGS
+    >>> needs_closure(LBFGS(nn.Linear(1, 1).parameters())), needs_closure(SGD(nn.Linear(1, 1).parameters()))
+    (True, False)
+    """
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    return closure is not None and closure.default is inspect.Parameter.empty
 
 
 def _made_by(function: Callable[[Any], Any], parameters: list[nn.Parameter]) -> Optimizer:

@@ -98,6 +98,7 @@ class Problem:
         refuse_special_gradients(self.model, self.parameters)
         self.device = self._one_device()
         self._set_precision()
+        self._widened = False  # a float64 copy of a model in half precision, on the data of that
         self._call = ModelCall(self.model, self.loss_function)
         parse = BatchParser.of(self.model, loss, target, allow_empty=True, dtype=self.dtype, forward=self.model.forward)
         self._parse, self._batch_weight = parse, batch_weight
@@ -134,7 +135,7 @@ class Problem:
 
     @property
     def samples(self) -> int:
-        return sum(batch.size for batch in self.data)
+        return sum(self.data.sizes)
 
     @property
     def loss_takes_structure(self) -> bool:
@@ -289,7 +290,8 @@ class Problem:
 
     def placed(self, batch: Batch) -> Batch:
         """A batch where the parameters are, in a precision the model computes in."""
-        return batch.to(self.device, torch.float32 if self.half_precision else None)
+        moved = batch.to(self.device, self.dtype)
+        return moved.in_float64() if self._widened else moved
 
     @property
     def weighting(self) -> Weighting:
@@ -413,11 +415,19 @@ class Problem:
         own = self.loss_function
         other._set_loss(loss or own, self._call.for_model(other.model, own) if loss is None else ModelCall(other.model, loss))
         other._set_precision()
+        other._widened = (self._widened or self.half_precision) and other._all_float64
         return other
 
     def copied(self) -> Problem:
         """The same problem on a copy of the model."""
         return self.with_model(self._copied_model())
+
+    def copied_to_train(self) -> Problem:
+        """The same problem on a copy whose weights may move: half precision in float64, where small steps do not get lost.
+
+        The data are not copied: they are widened batch by batch where they are used.
+        """
+        return self._wide() if self.half_precision else self.copied()
 
     def _copied_model(self) -> nn.Module:
         model = copy_model(self.model)
@@ -436,12 +446,17 @@ class Problem:
 
     def in_float64(self, batches: list[Batch] | None = None) -> Problem:
         """The same problem on a float64 copy of the model and the data, or of some batches."""
+        double = self._wide()
+        double.data = Data([batch.in_float64() for batch in batches or self.data], None, self._parse)
+        return double
+
+    def _wide(self) -> Problem:
+        """The same problem on a float64 copy of the model."""
         with unbroken(nullcontext()):  # torch converts modules in contexts of its own, which Ctrl-C must not break off
             double, loss = self.with_model(self._copied_model().double()), self.loss_function
             if isinstance(loss, LossOfParameters | nn.Module):
                 wide = loss.widened() if isinstance(loss, LossOfParameters) else copy.deepcopy(loss).double()
                 double._set_loss(wide, self._call.for_model(double.model, wide))
-        double.data = Data([batch.in_float64() for batch in batches or self.data], None, self._parse)
         return double
 
     # Inner parts

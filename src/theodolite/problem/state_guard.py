@@ -86,6 +86,30 @@ def _refill(container: Any, before: list[Any]) -> None:
 
 
 @unbroken_context
+def loss_kept(loss: object) -> Iterator[None]:
+    """Restore the attributes of a loss that is a module; it gets stand-ins for its buffers."""
+    modules = list(loss.modules()) if isinstance(loss, nn.Module) else []
+    with attributes_kept(modules):
+        with torch.inference_mode(False):
+            for module in modules:
+                module._buffers.update({name: b.clone() for name, b in module._buffers.items() if b is not None})
+        yield
+
+
+@unbroken_context
+def gradients_kept(loss: object) -> Iterator[None]:
+    """Give the parameters of a loss that is a module their gradients back; they begin with none."""
+    gradients = [(p, p.grad) for p in loss.parameters()] if isinstance(loss, nn.Module) else []
+    try:
+        for p, _ in gradients:
+            p.grad = None
+        yield
+    finally:
+        for p, gradient in gradients:
+            p.grad = gradient
+
+
+@unbroken_context
 def modes_kept(model: nn.Module) -> Iterator[None]:
     """Give every module its train or eval mode back."""
     modes = [(module, module.training) for module in model.modules()]
@@ -112,6 +136,21 @@ def random_states_kept(devices: Sequence[int] = (), generators: Sequence[torch.G
             torch.cuda.set_rng_state(state, device)
         for generator, state in zip(generators, own, strict=True):
             generator.set_state(state)
+
+
+@unbroken_context
+def own_random_state(seed: int, devices: Sequence[int] = ()) -> Iterator[None]:
+    """Draw from `seed` inside, on the CPU and on CUDA `devices`; all states are given back, and no other device is touched."""
+    with random_states_kept(devices):
+        torch.default_generator.manual_seed(seed)
+        for device in devices:
+            torch.cuda.default_generators[device].manual_seed(seed)
+        yield
+
+
+def cuda_devices(model: nn.Module) -> list[int]:
+    """The numbers of the GPUs that hold parameters of a model."""
+    return sorted({p.device.index for p in model.parameters() if p.device.type == "cuda"})
 
 
 #: Global switches of torch that contexts or models turn: how each is read and set.
@@ -177,12 +216,10 @@ def being_measured() -> bool:
 def left_as_found(model: nn.Module, mode: str | None, loss: object = None) -> Iterator[None]:
     """Enter eval or train mode; on the way out restore the modes and attributes of all modules and the random states.
 
-    Parameters and buffers of the model are never touched: it is always called with stand-ins for both. A loss that is a module
-    gets stand-ins for its buffers here. Where a trainer has wrapped `forward` into mixed precision, the plain one is called.
+    Parameters and buffers of the model are never touched: it is always called with stand-ins for both. Where a trainer has
+    wrapped `forward` into mixed precision, the plain one is called.
     """
-    losses = list(loss.modules()) if isinstance(loss, nn.Module) else []
-    devices = sorted({p.device.index for p in model.parameters() if p.device.type == "cuda"})
-    with switches_kept(), random_states_kept(devices), attributes_kept([*model.modules(), *losses]):
+    with switches_kept(), random_states_kept(cuda_devices(model)), attributes_kept(model.modules()), loss_kept(loss):
         depth = _MEASURING.depth
         try:
             _MEASURING.depth = depth + 1
@@ -191,9 +228,6 @@ def left_as_found(model: nn.Module, mode: str | None, loss: object = None) -> It
             for module in model.modules():
                 if {"forward", "_original_forward"} <= vars(module).keys():
                     module.forward = cast(Any, module._original_forward)
-            with torch.inference_mode(False):
-                for module in losses:
-                    module._buffers.update({name: b.clone() for name, b in module._buffers.items() if b is not None})
             yield
         finally:
             _MEASURING.depth = depth

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from os import PathLike
 from pathlib import Path
 from types import FunctionType
@@ -19,13 +19,13 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from theodolite.arguments import a_mapping, a_path, a_text, checked, count, finite, nonnegative, positive
 from theodolite.arguments import seed as a_seed
 from theodolite.errors import ArgumentError
-from theodolite.interrupts import unbroken, unbroken_context
+from theodolite.interrupts import unbroken_context
 from theodolite.problem import Batch, Problem
 from theodolite.problem.arguments import a_loss, a_model, a_plain_function
 from theodolite.problem.batches import BatchParser
 from theodolite.problem.calling import Loss, ModelCall, unwrap
-from theodolite.problem.optimizers import as_optimizer
-from theodolite.problem.state_guard import modes_kept
+from theodolite.problem.optimizers import as_optimizer, needs_closure
+from theodolite.problem.state_guard import cuda_devices, modes_kept, own_random_state, random_states_kept
 from theodolite.progress import counting
 from theodolite.results import Cost, Outcome
 from theodolite.training.interruption import NAME, deferred_interrupt, load_state, save_state
@@ -170,8 +170,7 @@ class _Run:
         self.schedule = None if self.scheduler else as_schedule(schedule)
         self.until, self.clip, self.measure, self.every, self.observe = until, clip, measure, every, observe
         self.parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        closure_of = inspect.signature(optimizer.step).parameters.get("closure")
-        self.needs_closure = closure_of is not None and closure_of.default is inspect.Parameter.empty
+        self.needs_closure = needs_closure(optimizer)
         # A schedule sets the rate of the first group; the others keep their ratio to it.
         first = float(optimizer.param_groups[0]["lr"]) if "lr" in optimizer.param_groups[0] else 1.0
         self.shares = [float(group.get("lr", 1.0)) / first if first else 1.0 for group in optimizer.param_groups]
@@ -261,7 +260,7 @@ class _Run:
     def _measure(self) -> None:
         """Measuring must not change the run: the random state is given back."""
         due = self.step % self.every == 0
-        with unbroken(torch.random.fork_rng(devices=[], enabled=due and bool(self.measured))):
+        with random_states_kept(cuda_devices(self.model)) if due and self.measured else nullcontext():
             for name, column in self.measured.items():
                 column.append(float(self.measure[name](self.model)) if due else None)
 
@@ -337,10 +336,7 @@ def _with_checkpoints(run: _Run, steps: Iterator[None], folder: Path, every: int
 @unbroken_context
 def _training(model: nn.Module, seed: int) -> Iterator[None]:
     """Train mode and a random state of its own; both are given back."""
-    devices = sorted({p.device.index for p in model.parameters() if p.device.type == "cuda"})
-    seeded = unbroken(torch.random.fork_rng(devices=devices))
-    with seeded, torch.inference_mode(False), torch.enable_grad(), modes_kept(model):
-        torch.manual_seed(seed)
+    with own_random_state(seed, cuda_devices(model)), torch.inference_mode(False), torch.enable_grad(), modes_kept(model):
         model.train()
         yield
 

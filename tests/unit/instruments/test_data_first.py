@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections.abc import Callable
 from functools import cache
@@ -16,7 +17,12 @@ from torch import nn
 
 import theodolite as th
 from theodolite import data as data_sets
-from theodolite.instruments import Survey
+from theodolite.instruments import Survey, SurveyContext
+from theodolite.instruments.data.labels import Labels, balanced_loss
+from theodolite.instruments.remedies import leave_out
+from theodolite.instruments.timings import Work
+from theodolite.measures.data_audit import audit_labels
+from theodolite.measures.trials import copied_setup
 from theodolite.results import CAUSES, Finding, Severity
 
 DATA = ["columns", "targets", "labels", "samples", "validation", "inputs", "weighting"]
@@ -131,6 +137,17 @@ def test_targets_far_from_the_outputs_are_standardised():
     assert found.results["trials"].of("target scale")["better"]
 
 
+@pytest.mark.parametrize("shape", [(24, 1), (2, 12), (24,), ()])
+def test_targets_of_any_shape_are_standardised(shape):
+    x = torch.randn(300, 4, generator=torch.Generator().manual_seed(0))
+    y = 5e4 + 300 * x.sum(1)[(..., *[None] * len(shape))].expand(-1, *shape)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, y[0].numel()), nn.Unflatten(1, shape) if shape else nn.Flatten(0))
+    found = look(model, nn.MSELoss(), (x, y), optimizer="adamw", lr=3e-3, trials=True)
+    trial = found.results["trials"].of("target scale")
+    assert trial["better"], trial["not_tried"]
+
+
 def test_a_few_targets_far_outside_the_others_are_left_out():
     frame, y = table()
     spoilt = y.copy()
@@ -142,7 +159,38 @@ def test_a_few_targets_far_outside_the_others_are_left_out():
     assert "(50, 3)" in outliers.sentence
     assert outliers.value > 0.99
     assert found.results["trials"].of("outliers")["better"]
-    assert "outliers" not in look(mlp(4, 32, 1), nn.HuberLoss(), (frame, spoilt)).labels()
+
+
+def own_squares(z: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+    return ((z - t) ** 2).sum() / len(t)
+
+
+@pytest.mark.parametrize(
+    ("loss", "squared"),
+    [
+        (own_squares, True),
+        (nn.HuberLoss(), False),
+        (lambda z, t: (z - t).abs().mean(), False),
+        (nn.PoissonNLLLoss(), False),
+        (lambda z, t: torch.log1p((z - t) ** 2).mean(), False),
+    ],
+)
+def test_outliers_decide_where_errors_are_squared(loss, squared):
+    frame, y = table()
+    y.iloc[[3, 50], 0] = [4e3, 6e3]
+    assert ("outliers" in look(mlp(4, 32, 1), loss, (frame, y)).labels()) is squared
+
+
+def test_large_targets_that_the_model_fits_are_no_outliers():
+    x = torch.randn(600, 2, generator=torch.Generator().manual_seed(0))
+    x[:4, 0] = torch.tensor([300.0, -400.0, 500.0, 450.0])
+    model = nn.Linear(2, 1)
+    with torch.no_grad():
+        model.weight.copy_(torch.tensor([[0.99, 0.0]]))
+        model.bias.zero_()
+    found = look(model, nn.MSELoss(), (x, x[:, :1]))
+    assert found.results["targets"].outlier_share > 0.9
+    assert "outliers" not in found.labels()
 
 
 def noisy(share: float) -> tuple[Pair, torch.Tensor]:
@@ -182,6 +230,19 @@ def test_shuffled_targets_do_not_fit(kind):
     assert found.severity is (Severity.CRITICAL if kind == "classes" else Severity.WARNING)
 
 
+def test_labels_are_priced_with_validation_data_and_classes():
+    x = torch.randn(1000, 3, generator=torch.Generator().manual_seed(0))
+
+    def work(classes: int, **given: Any) -> Work:
+        problem = th.Problem(nn.Linear(3, classes), nn.CrossEntropyLoss(), (x, torch.arange(1000) % classes))
+        valid = {name: problem.on(data) for name, data in given.items()}
+        return Labels().cost(SurveyContext(problem, **valid))
+
+    assert work(2, valid=(x[:500], torch.arange(500) % 2)).gradients == pytest.approx(1.5 * work(2).gradients)
+    assert work(200).seconds > 2 * work(2).seconds
+    assert work(200).bytes > work(2).bytes
+
+
 def test_a_parity_of_bits_is_no_alarm():
     bits = torch.randint(2, (500, 12), generator=torch.Generator().manual_seed(0)).float()
     found = look(mlp(12, 16, 2), nn.CrossEntropyLoss(), (bits, bits[:, :5].sum(1).long() % 2))
@@ -204,6 +265,19 @@ def test_a_rare_class_is_called_as_the_user_calls_it_and_weights_help():
     assert "class imbalance" not in look(mlp(64, 32, 2), weighed, (x[rows], kinds)).labels()
     one_class = look(mlp(64, 32, 2), loss, (x[:50], torch.zeros(50).long()))
     assert "one class" in [f.label for f in serious(one_class)]
+
+
+@pytest.mark.parametrize("reduction", ["sum", "mean"])
+@pytest.mark.parametrize("make", [nn.BCEWithLogitsLoss, nn.CrossEntropyLoss])
+def test_a_balanced_loss_keeps_its_settings(make, reduction):
+    binary = make is nn.BCEWithLogitsLoss
+    y = (torch.arange(200) % 20 == 0).long()
+    target = y[:, None].float() if binary else y
+    problem = th.Problem(nn.Linear(2, 1 if binary else 2), make(reduction=reduction), (torch.randn(200, 2), target))
+    loss = balanced_loss(problem, audit_labels(problem))
+    assert loss.reduction == reduction
+    weights = [1.0, float(loss.pos_weight)] if binary else loss.weight.tolist()
+    assert weights[1] / weights[0] == pytest.approx(19)
 
 
 def test_validation_samples_from_the_training_data_and_from_elsewhere():
@@ -260,6 +334,12 @@ def test_padding_above_a_half():
     found = serious(look(Tagger(), nn.CrossEntropyLoss(), tokens(8)))
     assert [f.label for f in found] == ["padding"]
     assert serious(look(Tagger(), nn.CrossEntropyLoss(), tokens(17))) == []
+
+
+def test_of_a_single_sample_nothing_is_praised():
+    found = look(nn.Linear(2, 1), nn.MSELoss(), (torch.ones(1, 2), torch.ones(1, 1)))
+    assert "samples differ" not in found.labels()
+    assert "All 1" not in found.results["samples"].sentence()
 
 
 def test_constant_and_copied_columns_are_named():
@@ -337,3 +417,19 @@ def test_healthy_data_raise_no_alarm(name):
     found = look(model, loss, data, valid=valid)
     assert serious(found) == []
     assert [row["instrument"] for row in found.plan if row["state"] == "failed"] == []
+
+
+def test_what_is_left_out_is_judged_by_a_part_of_the_others():
+    seen = []
+    model = nn.Linear(4, 2)
+    x = torch.randn(2000, 4)
+    problem = th.Problem(model, nn.CrossEntropyLoss(), (x, torch.arange(2000) % 2))
+    for judge in (None, problem):
+        remedy = leave_out(SurveyContext(problem, lr=0.1), [0, 1], "leave them out", judge=judge)
+        hook = model.register_forward_hook(lambda module, args, output: seen.append(args[0]))
+        assert math.isfinite(remedy.score(model))
+        hook.remove()
+        assert max(map(len, seen)) <= 500
+    trained = copied_setup(problem, 0.1, None, 8)
+    remedy.change(trained)
+    assert torch.equal(torch.cat([batch.args[0] for batch in trained.problem.data]), x[2:])

@@ -325,6 +325,13 @@ def warm_up_begins() -> Look:
     return Look(model, optimizer)
 
 
+def warm_up_of_trained_weights() -> Look:
+    model = trained(m := mlp(12, 16, 8), sgd(m), 60)
+    optimizer = sgd(model)
+    LambdaLR(optimizer, lambda step: min(1.0, step / 1000))
+    return Look(model, optimizer)
+
+
 def head_alone(*, freeze: bool) -> Look:
     model = trained(m := mlp(12, 16, 16, 8), sgd(m), 300)
     torch.manual_seed(1)
@@ -357,6 +364,7 @@ HEALTHY: dict[str, Callable[[], Look]] = {
     "a sum at its own rate": summed_at_its_own_rate,
     "a finished schedule": finished_schedule,
     "a warm-up": warm_up_begins,
+    "a warm-up from 0 of trained weights": warm_up_of_trained_weights,
     "the head alone": lambda: head_alone(freeze=False),
     "the head alone, frozen": lambda: head_alone(freeze=True),
     "squares": lambda: regression(nn.MSELoss()),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import time
 
@@ -12,7 +13,7 @@ from torch import nn
 import theodolite as th
 from theodolite.instruments import base, registry
 from theodolite.instruments.planning import Price, Step, fit, fit_memory
-from theodolite.instruments.survey_run import seconds_of
+from theodolite.instruments.survey_run import _NOT_GIVEN, open_context, seconds_of
 from theodolite.instruments.timings import Work, measure_timings
 from theodolite.results import Severity
 
@@ -181,6 +182,57 @@ def test_a_failing_instrument_is_reported_and_the_others_go_on(monkeypatch, tmp_
     found.to_html(tmp_path / "index.html")
 
 
+def test_a_remedy_that_cannot_be_made_leaves_the_result_and_no_other_finding(monkeypatch):
+    def remedies(self, context, result):
+        raise RuntimeError("no such thing")
+
+    monkeypatch.setattr(type(registry.get("progress")), "remedies", remedies)
+    found = th.survey(problem(), lr=0.1, only=["progress"], progress=False)
+    assert [finding.label for finding in found.of("progress")] == ["failed"]
+    assert found.results["progress"].loss > 0
+
+
+def test_validation_data_stand_under_the_same_time_limit_and_their_nan_is_a_finding():
+    target, x = problem(), torch.randn(20, 5)
+    given = {"lr": 0.1, "optimizer": None}
+    for valid in ((x, torch.arange(20) % 3), target.on((x, torch.arange(20) % 3))):
+        context = open_context(target, _NOT_GIVEN, None, valid=valid, **given)
+        assert context.valid.time_limit is context.problem.time_limit
+    x[3, 2] = math.nan
+    found = th.survey(target, valid=(x, torch.arange(20) % 3), lr=0.1, progress=False)
+    assert found.labels() == ["not finite"]
+    assert "valid" in found.verdict
+
+
+def test_a_failed_instrument_that_decides_is_said_in_the_verdict(monkeypatch):
+    def run(self, context, **effort):
+        raise RuntimeError("no such thing")
+
+    monkeypatch.setattr(registry.get("learning_rate").__class__, "run", run)
+    found = th.survey(problem(), lr=0.1, only=["learning_rate", "progress"], progress=False)
+    assert "The learning rate could not be measured" in found.verdict
+    assert "Nothing was found" not in found.verdict
+
+
+@pytest.mark.parametrize("inputs", [torch.bfloat16, torch.float32])
+def test_a_model_in_half_precision_is_trained_and_scored_on_its_own_data(inputs):
+    model, x = problem().model.bfloat16(), torch.randn(90, 5).to(inputs)
+    names = ["learning_rate", "progress", "settings", "trials"]
+    found = th.survey(model, nn.CrossEntropyLoss(), (x, torch.arange(90) % 3), lr=1e3, only=names, progress=False)
+    assert {row["state"] for row in found.plan} == {"done"}
+    assert "rate too high" in found.causes
+
+
+def test_an_optimizer_that_needs_a_closure_is_skipped_with_that_reason():
+    target = problem()
+    names = ["learning_rate", "progress", "gradients"]
+    found = th.survey(target, optimizer=torch.optim.LBFGS(target.parameters, lr=0.1), only=names, progress=False)
+    assert {row["reason"] for row in found.plan if row["instrument"] in names} == {
+        "LBFGS needs a closure for each step, and runs on copies make theirs without one."
+    }
+    assert found.sound
+
+
 def test_keyboard_interrupt_is_not_swallowed(monkeypatch):
     def run(self, context, **effort):
         raise KeyboardInterrupt
@@ -323,6 +375,24 @@ def test_a_warm_up_that_begins_at_zero_and_batch_norm_in_one_batch():
     found = th.survey(coupled, only=["noise"])
     assert found.sound
     assert {row["instrument"]: row["state"] for row in found.plan}["noise"] == "skipped"
+
+
+def test_the_rate_of_a_warm_up_from_zero_is_looked_for_and_a_resting_group_does_not_hide_the_others_rate():
+    target = problem()
+    optimizer = torch.optim.SGD(target.parameters, lr=0.1)
+    torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: step / 100)
+    found = th.survey(target, optimizer=optimizer, only=["learning_rate"])
+    assert found.of("learning_rate")[0].label == "suggested rate"
+    resting, moving = target.parameters[:1], target.parameters[1:]
+    groups = torch.optim.SGD([{"params": resting, "lr": 0.0}, {"params": moving, "lr": 0.05}])
+    assert base.SurveyContext(target, optimizer=groups).lr == 0.05
+
+
+def test_the_batch_size_that_is_not_given_is_that_of_the_data_or_the_usual_one():
+    x, y = torch.randn(90, 5), torch.arange(90) % 3
+    assert base.SurveyContext(problem(), batch_size=7).usual_batch_size == 7
+    assert base.SurveyContext(problem()).usual_batch_size == 32
+    assert base.SurveyContext(problem().on([(x[i : i + 10], y[i : i + 10]) for i in range(0, 90, 10)])).usual_batch_size == 10
 
 
 def test_a_loaders_own_generator_is_left_as_found():

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import theodolite as th
-from theodolite.instruments.verdict import gain, judge, shown
+from theodolite.instruments.verdict import first_sentence, gain, judge, shown
 from theodolite.measures.trials import TrialRuns
 from theodolite.results import CAUSES, Finding, Severity
 
@@ -142,3 +142,16 @@ def test_a_survey_ends_when_its_time_is_over():
     found = th.survey(Slow(2, 1), nn.MSELoss(), (torch.randn(20, 2), torch.randn(20, 1)), lr=0.1, budget=2.0, progress=False)
     assert {row["state"] for row in found.plan} <= {"done", "skipped"}
     assert time.perf_counter() - began < 10  # generous: this is about the end, not about speed
+
+
+@pytest.mark.parametrize(
+    ("text", "first"),
+    [
+        ("The scales differ: 'Avg. Income' has mean 3. More.", "The scales differ: 'Avg. Income' has mean 3."),
+        ("It is 'driver's No. 2' that counts. 'Avg. Age' is less.", "It is 'driver's No. 2' that counts."),
+        ("The model's loss is 2. The units' outputs are 3.", "The model's loss is 2."),
+        ("Only one", "Only one"),
+    ],
+)
+def test_the_first_sentence_does_not_end_within_a_name(text, first):
+    assert first_sentence(text) == first

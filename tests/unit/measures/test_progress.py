@@ -17,7 +17,7 @@ from theodolite.measures.progress import check_setup, gradient_flow, judge_state
 from theodolite.measures.progress.gradient_flow import record_forward
 from theodolite.measures.progress.learning import jackknife, trend
 from theodolite.measures.progress.new_weights import draw_at_scale, looks_new, new_module, redraw
-from theodolite.measures.progress.trivial import label_entropy
+from theodolite.measures.progress.trivial import first_loss, label_entropy
 from theodolite.testing import ResultContract
 
 
@@ -135,6 +135,13 @@ def test_few_labels_of_many_classes_do_not_flatter_their_own_frequencies():
     assert abs(label_entropy(counts) - math.log(1000)) < 0.1
     plain = torch.tensor([500.0, 250.0, 250.0])
     assert label_entropy(plain) == pytest.approx(1.5 * math.log(2))
+
+
+def test_an_absolute_error_of_far_targets_is_not_taken_for_a_squared_one():
+    y = 1e5 + torch.randn(100, 1)
+    for power, kind in ((1, "absolute error"), (2, "squared error")):
+        problem = th.Problem(nn.Linear(2, 1), lambda z, t, p=power: (z - t).abs().pow(p).mean(), (torch.randn(100, 2), y))
+        assert first_loss(problem, 50)[0].name == kind
 
 
 def test_an_unknown_loss_has_no_constant_prediction():

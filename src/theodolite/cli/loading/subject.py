@@ -26,6 +26,7 @@ from theodolite.models import build
 from theodolite.models.initialisation import seeded
 from theodolite.problem import Batch, Problem
 from theodolite.problem.calling import main_output
+from theodolite.problem.state_guard import cuda_devices, random_states_kept
 from theodolite.results import fields_of
 from theodolite.text import listed, nearest
 from theodolite.training import train
@@ -317,7 +318,7 @@ def trial(model: nn.Module, inputs: Any) -> Tensor | None:
     if not isinstance(inputs, Tensor):
         return None
     try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]), eval_mode(model):
+        with torch.no_grad(), random_states_kept(cuda_devices(model)), eval_mode(model):
             return main_output(model(inputs[:2]))
     except Exception:  # any refusal is reported in full when the survey calls the model
         return None

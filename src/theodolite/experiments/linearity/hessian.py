@@ -24,6 +24,7 @@ from theodolite.models.dag import densenet_graph, fcn_graph, with_bottlenecks, w
 from theodolite.models.initialisation import NTKLinear, ntk_parameterise
 from theodolite.models.transformers import SelfAttention
 from theodolite.problem import Problem
+from theodolite.problem.state_guard import own_random_state
 from theodolite.results import Row
 
 # The networks by name
@@ -400,8 +401,7 @@ class AttentionAndRecurrence(Experiment):
 
 
 def _hessian(job: Mapping[str, Any]) -> Iterator[Row]:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(job["seed"])
+    with own_random_state(job["seed"]):
         model = NETWORKS[job["network"]](job["m"]).double()
     x = gaussian_inputs([job["seed"]], TOKENS)
     problem = Problem(model, nn.MSELoss(), (x, torch.zeros(1, 1, dtype=torch.float64)))

@@ -7,7 +7,7 @@ from typing import Any
 import theodolite as th
 from theodolite.instruments.base import Instrument, Picture, Results, SurveyContext, Work
 from theodolite.instruments.subset import subset
-from theodolite.measures.trials import Remedy, TrialRuns, outcome_of, try_changes, usual_batch_size
+from theodolite.measures.trials import Remedy, TrialRuns, outcome_of, try_changes
 from theodolite.results import Finding, Outcome, Row, Severity
 
 #: Samples on which runs are compared.
@@ -29,7 +29,7 @@ class Trials(Instrument):
 
     def cost(self, context: SurveyContext, **effort: Any) -> Work:
         runs = 2 + len(_wanted(context))
-        width = context.batch_size or usual_batch_size(context.problem)
+        width = context.usual_batch_size
         step = width / max(1, context.problem.samples)
         scored = min(1.0, SCORED / max(1, context.problem.samples))
         return Work(gradients=runs * (effort["steps"] * step + scored), seconds=runs * effort["steps"] * 1e-3)

@@ -8,8 +8,6 @@ from contextlib import suppress
 from typing import Any
 
 import torch
-from torch import nn
-from torch.nn import functional
 from torch.optim import SGD
 
 from theodolite.errors import TheodoliteError
@@ -18,9 +16,10 @@ from theodolite.instruments.remedies import leave_out
 from theodolite.instruments.subset import subset
 from theodolite.measures.data_audit.columns import STEPS, ColumnAudit, audit_columns, standardiser, whitener
 from theodolite.measures.data_audit.targets import TargetAudit, audit_targets, standardised_targets
-from theodolite.measures.data_audit.views import labels_of, numbers_of, sample_tensors
+from theodolite.measures.data_audit.views import SAMPLES, labels_of, numbers_of, sample_tensors
 from theodolite.measures.dynamics.critical import critical_learning_rate
 from theodolite.measures.dynamics.optimizers import copy_optimizer
+from theodolite.measures.progress.trivial import first_loss
 from theodolite.measures.trials import Remedy, Setup, cannot_restart, start_anew
 from theodolite.problem import Problem
 from theodolite.results import Finding, Row, Severity
@@ -38,7 +37,7 @@ FAR, TINY = 20.0, 0.005
 HOLD = 0.5
 #: A model that explains this share of the variance has coped.
 COPED = 0.5
-#: Samples on which the rate of a changed training is found.
+#: Samples on which the rate of a changed training is found, and the kind of the loss.
 RATED = 256
 
 
@@ -215,7 +214,7 @@ class Targets(Instrument):
     depth = "quick"
     title = "Scale of the targets"
     question = "Are the targets of the regression on a scale that the outputs start from?"
-    how = "Means and spreads of targets and outputs on up to 2000 samples, in one forward pass."
+    how = "Means and spreads of targets and outputs on up to 2000 samples, and on outliers among all, in one forward pass."
     source = "A fresh network returns numbers of about 1: whatever targets are beyond that has to be learned first."
 
     def concerns(self, context: SurveyContext) -> bool:
@@ -226,7 +225,8 @@ class Targets(Instrument):
         return "" if self.concerns(context) else "the targets are no numbers"
 
     def cost(self, context: SurveyContext, **effort: Any) -> Work:
-        return Work(gradients=0.4 * min(1.0, 2000 / context.problem.samples), seconds=0.01)
+        looked_at = 2 * SAMPLES  # as many outliers at the most as others
+        return Work(gradients=0.4 * min(1.0, looked_at / context.problem.samples), seconds=0.01)
 
     @inapplicable(ValueError, TheodoliteError)
     def run(self, context: SurveyContext, **effort: Any) -> TargetAudit:
@@ -236,11 +236,11 @@ class Targets(Instrument):
         return [*self._outliers(context, result), *self._scale(result)]
 
     def _outliers(self, context: SurveyContext, result: TargetAudit) -> Iterator[Finding]:
-        if result.outlier_share <= HOLD or not _squares(context.problem.loss_function):
+        if result.outlier_share <= HOLD or result.explained > COPED or not _squares(context.problem):
             return
         one = len(result.outliers) == 1
         text = (
-            f"{plural(len(result.outliers), 'sample')} of {result.samples} ({listed(result.outliers, 4)}) "
+            f"{plural(len(result.outliers), 'sample')} of {context.problem.samples} ({listed(result.outliers, 4)}) "
             f"{'has a target' if one else 'have targets'} far outside the others, and {100 * result.outlier_share:.0f} % of the "
             f"squared error: {'it decides' if one else 'they decide'} where the training goes."
         )
@@ -283,11 +283,10 @@ class Targets(Instrument):
         return {"target scale": changed_training(context, advice, change)}
 
 
-def _squares(loss: Any) -> bool:
-    """Whether a loss squares the error, as all do of which nothing else is known."""
-    return not isinstance(loss, nn.L1Loss | nn.SmoothL1Loss | nn.HuberLoss) and loss not in (
-        functional.l1_loss, functional.smooth_l1_loss, functional.huber_loss,
-    )  # fmt: skip
+def _squares(problem: Problem) -> bool:
+    """Whether the loss is known to square the error."""
+    kind = first_loss(problem, RATED)[0]
+    return kind is not None and kind.name == "squared error"
 
 
 _BECAUSE = {

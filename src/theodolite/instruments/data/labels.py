@@ -13,7 +13,8 @@ from torch.nn import functional
 from theodolite.errors import TheodoliteError
 from theodolite.instruments.base import Instrument, Picture, Results, SurveyContext, Work, inapplicable
 from theodolite.instruments.remedies import leave_out
-from theodolite.measures.data_audit.labels import SAMPLES, LabelAudit, audit_labels
+from theodolite.measures.data_audit.labels import ORDERS, SAMPLES, LabelAudit, audit_labels
+from theodolite.measures.data_audit.neighbours import DIRECTIONS
 from theodolite.measures.data_audit.views import labels_of, numbers_of
 from theodolite.measures.trials import Remedy, Setup
 from theodolite.problem import Problem
@@ -52,8 +53,11 @@ class Labels(Instrument):
 
     def cost(self, context: SurveyContext, **effort: Any) -> Work:
         count = min(SAMPLES, context.problem.samples)
-        forward = 0.4 * min(1.0, SAMPLES / context.problem.samples)
-        return Work(gradients=forward, seconds=0.05 + 0.4 * (count / 1000) ** 3, bytes=8 * 6 * count**2)
+        judged = 0 if context.valid is None else min(SAMPLES, context.valid.samples)
+        forward = 0.4 * (count + judged) / context.problem.samples
+        orders = count * min(DIRECTIONS, _width(context.problem))  # numbers in one order of the targets
+        seconds = 0.05 + 0.4 * (count / 1000) ** 3 + 2.2e-8 * count * orders
+        return Work(gradients=forward, seconds=seconds, bytes=8 * 6 * (count**2 + ORDERS * orders))
 
     @inapplicable(ValueError, TheodoliteError)
     def run(self, context: SurveyContext, **effort: Any) -> LabelAudit:
@@ -177,6 +181,12 @@ class Labels(Instrument):
         return result.plot() if len(result.classes) > 1 else None
 
 
+def _width(problem: Problem) -> int:
+    """Classes, or numbers of a target."""
+    labels, numbers = labels_of(problem), numbers_of(problem, torch.zeros(1, dtype=torch.long))
+    return len(labels.names) if labels is not None else 1 if numbers is None else numbers.shape[1]
+
+
 def _weighted(loss: Any) -> bool:
     """Whether a loss weighs its classes already."""
     weight, positive = getattr(loss, "weight", None), getattr(loss, "pos_weight", None)
@@ -189,7 +199,7 @@ def balanced_loss(problem: Problem, result: LabelAudit) -> nn.Module | None:
     """The loss with each class weighing alike in sum, where it is one of torch's; None where it is not."""
     loss, counts = problem.loss_function, torch.tensor(result.counts, dtype=torch.float32)
     if isinstance(loss, nn.BCEWithLogitsLoss) or loss is functional.binary_cross_entropy_with_logits:
-        return nn.BCEWithLogitsLoss(pos_weight=counts[0] / counts[1])
+        return nn.BCEWithLogitsLoss(pos_weight=counts[0] / counts[1], **_settings(loss, "weight", "reduction"))
     if not (isinstance(loss, nn.CrossEntropyLoss) or loss is functional.cross_entropy):
         return None
     known = labels_of(problem)
@@ -201,8 +211,13 @@ def balanced_loss(problem: Problem, result: LabelAudit) -> nn.Module | None:
         classes = problem.output(problem.tensors(problem.leaves(grad=False)), problem.placed(first.part(slice(0, 1))), 0).shape[1]
     weights = torch.ones(classes)
     weights[torch.tensor(numbers)] = counts.mean() / counts
-    settings = {name: getattr(loss, name) for name in ("ignore_index", "reduction", "label_smoothing") if hasattr(loss, name)}
+    settings = _settings(loss, "ignore_index", "reduction", "label_smoothing")
     return nn.CrossEntropyLoss(weight=weights.to(problem.device, problem.dtype), **settings)
+
+
+def _settings(loss: object, *names: str) -> dict[str, Any]:
+    """Those of a loss that is a module; a function has none."""
+    return {name: getattr(loss, name) for name in names if hasattr(loss, name)}
 
 
 def _class_number(problem: Problem, name: str) -> int:

@@ -9,7 +9,7 @@ from theodolite.instruments.base import Instrument, Picture, Results, SurveyCont
 from theodolite.instruments.verdict import first_sentence
 from theodolite.measures.dynamics.noise import joined_parts
 from theodolite.measures.stability import StabilityResult, stability
-from theodolite.measures.trials import cannot_restart, start_anew, usual_batch_size
+from theodolite.measures.trials import cannot_restart, start_anew
 from theodolite.problem.calling import copy_model
 from theodolite.results import Finding, Severity
 
@@ -39,7 +39,7 @@ class OneExample(Instrument):
         return f"every training begins anew, and {why}" if why else ""
 
     def cost(self, context: SurveyContext, **effort: Any) -> Work:
-        share = (context.batch_size or usual_batch_size(context.problem)) / context.problem.samples
+        share = context.usual_batch_size / context.problem.samples
         runs = 2 * 3 * effort["pairs"]
         return Work(gradients=1.5 * runs * effort["steps"] * share, seconds=1.0 + 1e-4 * runs * effort["steps"])
 
@@ -55,7 +55,7 @@ class OneExample(Instrument):
 
         return stability(
             build, "sgd", _pool(problem), _pool(valid), sizes=[size // 4, size // 2, size - 1], loss=problem.loss_function,
-            batch_size=context.batch_size or usual_batch_size(problem), rate=context.lr, init_seed=context.seed,
+            batch_size=context.usual_batch_size, rate=context.lr, init_seed=context.seed,
             eval_size=500, progress=False, **effort,
         )  # fmt: skip
 

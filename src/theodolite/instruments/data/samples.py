@@ -55,7 +55,9 @@ class Samples(Instrument):
 
     def findings(self, context: SurveyContext, result: SampleAudit) -> list[Finding]:
         found = [*self._contradictions(result), *self._copies(result), *self._padding(result)]
-        return found or [self.found(Severity.GOOD, result.sentence(), "samples differ")] if not result.repeated else found
+        if found or result.repeated or result.samples == 1:
+            return found
+        return [self.found(Severity.GOOD, result.sentence(), "samples differ")]
 
     def _contradictions(self, result: SampleAudit) -> Iterator[Finding]:
         if result.contradicted <= 0.001:

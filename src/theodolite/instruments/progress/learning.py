@@ -11,7 +11,7 @@ from theodolite.instruments.remedies import best_remedy
 from theodolite.measures.dynamics.optimizers import decoupled
 from theodolite.measures.progress import LearningProgress, learning_progress
 from theodolite.measures.progress.learning import SIGMAS
-from theodolite.measures.trials import Remedy, Setup, cannot_restart, start_anew, usual_batch_size
+from theodolite.measures.trials import Remedy, Setup, cannot_restart, start_anew
 from theodolite.problem import Problem
 from theodolite.results import Finding, Severity
 
@@ -41,7 +41,7 @@ class Progress(Instrument):
         passes = 0.5 if context.valid is None else 0.5 * (1 + context.valid.samples / context.problem.samples)
         if context.lr is None:
             return Work(gradients=passes, seconds=0.02)
-        width = context.batch_size or usual_batch_size(context.problem)
+        width = context.usual_batch_size
         run = 1.5 * effort["steps"] * min(1.0, width / context.problem.samples)
         return Work(gradients=passes + 0.5 + run, seconds=0.02 + 2e-3 * effort["steps"], bytes=8 * context.problem.size)
 

@@ -22,7 +22,6 @@ from theodolite.measures.trials import (
     in_training,
     random_batches,
     start_anew,
-    usual_batch_size,
 )
 from theodolite.problem.parameters import clean_names
 from theodolite.results import Finding, Severity
@@ -153,7 +152,7 @@ class Settings(Instrument):
             advice = f"Remove the {result.given_probabilities} at the end of the model."
             yield self.found(Severity.WARNING, text, "double softmax", cause="double softmax", advice=advice)
         if summed_at_the_rate_of_a_mean(context, result):
-            width = _width(context)
+            width = context.usual_batch_size
             text = f"The loss is a sum over the batch: gradients are {width} times those of the mean, which the rate would fit."
             advice = f"Use reduction='mean', or divide the learning rate by the batch size {width}."
             measured = ("batch size", float(width))
@@ -238,7 +237,7 @@ def summed_at_the_rate_of_a_mean(context: SurveyContext, result: SetupCheck) -> 
     """Whether a summed loss goes wrong, with an optimizer that is not indifferent to the scale of gradients."""
     progress = context.results.get("progress")
     wrong = isinstance(progress, LearningProgress) and progress.state in ("diverges", "not learning")
-    return result.summed and wrong and _width(context) > 1 and not isinstance(context.optimizer, SCALE_FREE)
+    return result.summed and wrong and context.usual_batch_size > 1 and not isinstance(context.optimizer, SCALE_FREE)
 
 
 def statistics_misfit(context: SurveyContext, result: SetupCheck) -> bool:
@@ -332,7 +331,7 @@ def _as_logits(context: SurveyContext, result: SetupCheck) -> Remedy:
 
 def _mean_loss(context: SurveyContext, lr: float) -> Remedy:
     """For these optimizers a mean is the sum at a smaller rate."""
-    width = _width(context)
+    width = context.usual_batch_size
     fresh = not cannot_restart(context.problem.model)  # a run that died of it does not come back
     advice = f"use the mean over the batch (reduction='mean'); with the sum, a learning rate of {lr / width:.2g}"
     return Remedy(advice, lambda setup: setup.set_lr(lr / width), fresh=fresh)
@@ -349,15 +348,11 @@ def _renewed_statistics(context: SurveyContext, result: SetupCheck) -> Remedy:
         for norm in norms.values():
             norm.reset_running_stats()
             norm.momentum = 0.1
-        with in_training(setup.model, context.seed), torch.no_grad(), batch_statistics(norms, cumulative=True):
+        with in_training(setup.problem, context.seed), torch.no_grad(), batch_statistics(norms, cumulative=True):
             for batch in random_batches(setup.problem, setup.batch_size, 20, context.seed):
                 setup.problem.live_loss(batch)
 
     return Remedy(f"{advice}, and set their momentum to 0.1", change)
-
-
-def _width(context: SurveyContext) -> int:
-    return context.batch_size or usual_batch_size(context.problem)
 
 
 def _names(names: Sequence[str]) -> str:

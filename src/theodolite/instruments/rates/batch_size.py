@@ -8,7 +8,7 @@ from typing import Any
 from theodolite.instruments.base import Instrument, SurveyContext, Work, inapplicable
 from theodolite.instruments.subset import subset
 from theodolite.measures.dynamics.batch_choice import BatchChoice, choose_batch_size
-from theodolite.measures.trials import Remedy, Setup, usual_batch_size
+from theodolite.measures.trials import Remedy, Setup
 from theodolite.results import Finding, Severity
 
 #: Samples on which runs are compared.
@@ -33,13 +33,13 @@ class BatchSize(Instrument):
     def applies(self, context: SurveyContext) -> str:
         if context.lr is None:
             return "no learning rate was given (lr=, --lr, or an optimizer)"
-        return "" if 2 * _size(context) < context.problem.samples else "the batches are as large as the data"
+        return "" if 2 * context.usual_batch_size < context.problem.samples else "the batches are as large as the data"
 
     def concerns(self, context: SurveyContext) -> bool:
-        return _size(context) <= SMALL
+        return context.usual_batch_size <= SMALL
 
     def cost(self, context: SurveyContext, **effort: Any) -> Work:
-        step = _size(context) / context.problem.samples
+        step = context.usual_batch_size / context.problem.samples
         return Work(gradients=600 * step * 9 + 4, seconds=0.6)
 
     @inapplicable(ValueError)
@@ -47,8 +47,9 @@ class BatchSize(Instrument):
         assert context.lr is not None  # `applies` looked
         progress = context.results.get("progress")
         return choose_batch_size(
-            context.problem, context.lr, context.optimizer, batch_size=_size(context), score_on=subset(context.problem, SCORED),
-            trivial=getattr(progress, "trivial", None), seconds=context.allowance, seed=context.seed,
+            context.problem, context.lr, context.optimizer, batch_size=context.usual_batch_size,
+            score_on=subset(context.problem, SCORED), trivial=getattr(progress, "trivial", None), seconds=context.allowance,
+            seed=context.seed,
         )  # fmt: skip
 
     def findings(self, context: SurveyContext, result: BatchChoice) -> list[Finding]:
@@ -68,7 +69,3 @@ class BatchSize(Instrument):
             setup.batch_size = result.larger
 
         return {"batch too small": Remedy(f"set batch_size={result.larger}", enlarge, fresh=result.restart)}
-
-
-def _size(context: SurveyContext) -> int:
-    return context.batch_size or usual_batch_size(context.problem)

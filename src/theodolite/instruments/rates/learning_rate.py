@@ -16,7 +16,7 @@ from theodolite.measures.dynamics import CriticalRate, RangeTest, RateChoice, Re
 from theodolite.measures.dynamics.range_test import COARSE
 from theodolite.measures.dynamics.rate_choice import MOST
 from theodolite.measures.progress import learning_progress
-from theodolite.measures.trials import Remedy, Setup, usual_batch_size
+from theodolite.measures.trials import Remedy, Setup
 from theodolite.problem import Problem
 from theodolite.results import Finding, Outcome, Result, Row, Severity
 
@@ -78,7 +78,7 @@ class WhichRate(Instrument):
 
     def cost(self, context: SurveyContext, **effort: Any) -> Work:
         samples = context.problem.samples
-        width = min(1.0, (context.batch_size or usual_batch_size(context.problem)) / samples)
+        width = min(1.0, context.usual_batch_size / samples)
         runs = USUAL_RUNS if context.lr is not None else 3
         trained, swept = runs * effort["steps"], COARSE + effort["sweeps"] * SWEEP
         scored = 0.7 * runs * min(1.0, SCORED / samples)

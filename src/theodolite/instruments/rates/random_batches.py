@@ -91,7 +91,7 @@ def _against(context: SurveyContext, result: GradientNoise) -> str:
     """The noise scale beside the user's own batches."""
     if len(context.problem.data) < 2:
         return ""
-    size = sorted(batch.size for batch in context.problem.data)[len(context.problem.data) // 2]
+    size = sorted(context.problem.data.sizes)[len(context.problem.data) // 2]
     ratio = result.noise_scale / size
     word = "noise wins" if ratio > 2 else "signal wins" if ratio < 0.5 else "both count"
     return f", {ratio:.2g} times your batches of {size} ({word})"

@@ -42,10 +42,13 @@ def _keys(batch: Batch) -> Tensor:
 
 
 def _bits(values: Tensor) -> Tensor:
-    """Numbers as whole ones: those of single precision by their bits, with one zero instead of two."""
+    """Numbers as whole ones: real ones by their bits, with one zero instead of two."""
     if not values.is_floating_point():
         return values.long()
-    return (values.float() + 0.0).contiguous().view(torch.int32).long()
+    if values.dtype != torch.float64:
+        return (values.float() + 0.0).contiguous().view(torch.int32).long()
+    bits = (values + 0.0).contiguous().view(torch.int64)
+    return bits ^ (bits >> 32 & 0xFFFFFFFF)  # simple numbers end in zeros, of which products would keep as many
 
 
 def coincide(problem: Problem, rows: Tensor) -> bool:

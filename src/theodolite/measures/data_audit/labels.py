@@ -18,6 +18,7 @@ from theodolite.measures.data_audit.discreteness import coincide
 from theodolite.measures.data_audit.neighbours import (
     LeaveOneOut,
     column_skill,
+    few_directions,
     linear_skill,
     permutation_test,
     permuted_copies,
@@ -138,10 +139,11 @@ def audit_labels(problem: Problem, *, valid: Problem | None = None, most: int = 
         found |= {"classes": labels.names, "counts": tuple(labels.counts.tolist())}
         found |= dict.fromkeys(("recalls", "predicted_recalls"), (math.nan,) * len(labels.names))
     if targets is not None:
-        found |= _model(problem, valid, labels, rows, targets)
+        found |= _model(problem, valid, labels, rows, targets, seed)
     if targets is not None and len(rows) >= FEWEST:
         skill = found["model_skill"]
-        found |= _inputs(problem, labels, rows, targets, seed, learned=isinstance(skill, float) and skill > LEARNED)
+        told = targets if labels is not None else _clipped(targets)
+        found |= _inputs(problem, labels, rows, told, seed, learned=isinstance(skill, float) and skill > LEARNED)
     return LabelAudit(
         **found,  # type: ignore[arg-type]
         outcome=Outcome.FINISHED if problem.samples <= most else Outcome.ESTIMATED,
@@ -168,23 +170,32 @@ def _looked_at(problem: Problem, labels: Labels | None, most: int, seed: int) ->
 
 
 def _targets(problem: Problem, labels: Labels | None, rows: Tensor) -> Tensor | None:
-    """Classes as rows of 0 and 1, numbers standardised, (n, k) in float64; a few that lie far out do not decide."""
+    """Classes as rows of 0 and 1, numbers standardised, (n, k) in float64."""
     if labels is not None:
         return functional.one_hot(labels.at(rows), len(labels.names)).double() if len(labels.names) > 1 else None
     numbers = numbers_of(problem, rows)
-    if numbers is None or numbers.shape[1] > 64:
+    if numbers is None or numbers.shape[1] > 64 or not bool((numbers.std(0) > 0).any()):
         return None
-    middle, width = middle_and_width(numbers)
-    numbers = torch.where(width > 0, numbers.clamp(middle - CLIPPED * width, middle + CLIPPED * width), numbers)
+    return _standardised(numbers)
+
+
+def _standardised(numbers: Tensor) -> Tensor:
     spread = numbers.std(0)
-    numbers = numbers[:, spread > 0]
-    return (numbers - numbers.mean(0)) / spread[spread > 0] if numbers.shape[1] else None
+    return (numbers - numbers.mean(0)) / torch.where(spread > 0, spread, 1.0)
+
+
+def _clipped(numbers: Tensor) -> Tensor:
+    """Numbers of which a few that lie far out do not decide; a model was trained on them as they are."""
+    middle, width = middle_and_width(numbers)
+    return _standardised(torch.where(width > 0, numbers.clamp(middle - CLIPPED * width, middle + CLIPPED * width), numbers))
 
 
 # What the model makes of them
 
 
-def _model(problem: Problem, valid: Problem | None, labels: Labels | None, rows: Tensor, targets: Tensor) -> dict[str, object]:
+def _model(
+    problem: Problem, valid: Problem | None, labels: Labels | None, rows: Tensor, targets: Tensor, seed: int
+) -> dict[str, object]:
     """How often it is right, and how much of the loss of a constant answer it takes away."""
     answers = answers_on(part_of(problem, rows))
     if answers is None:
@@ -194,7 +205,7 @@ def _model(problem: Problem, valid: Problem | None, labels: Labels | None, rows:
         found["recalls"] = _by_class(answers.right, labels.at(rows), len(labels.names))
     if valid is not None:
         other = labels_of(valid) if labels is not None else None
-        places = other.rows if other is not None else torch.arange(valid.samples)
+        places = _looked_at(valid, other, SAMPLES, seed)
         values = _targets(valid, other, places) if (other is None) == (labels is None) else None
         judged = None if values is None else answers_on(part_of(valid, places))
         if judged is not None and values is not None:
@@ -237,12 +248,13 @@ def _inputs(
     if vectors is None:
         return {}
     near = LeaveOneOut(vectors)
-    orders = permuted_copies(targets, ORDERS, seed)
+    few = few_directions(targets, seed)
+    orders = permuted_copies(few, ORDERS, seed)
     columns = with_products(vectors)
     p_values = [
-        permutation_test(near.skill(targets), near.skill(orders)),
-        permutation_test(column_skill(columns, targets), column_skill(columns, orders)),
-        permutation_test(linear_skill(vectors, targets), linear_skill(vectors, orders)),
+        permutation_test(near.skill(few), near.skill(orders)),
+        permutation_test(column_skill(columns, few), column_skill(columns, orders)),
+        permutation_test(linear_skill(vectors, few), linear_skill(vectors, orders)),
     ]
     predicted = near.predictions(targets)
     found: dict[str, object] = {

@@ -48,6 +48,8 @@ class SampleAudit(Result):
         return [dict(row) for row in self.contradictions]
 
     def sentence(self) -> str:
+        if self.samples == 1:
+            return "There is one sample."
         if not self.repeated:
             return f"All {self.samples} samples are different."
         return f"{100 * self.repeated:.3g} % of {self.samples} samples are copies of another."

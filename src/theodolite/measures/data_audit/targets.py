@@ -12,11 +12,13 @@ from torch import Tensor, nn
 
 from theodolite.arguments import checked, count, seed
 from theodolite.measures.data_audit.views import (
+    NUMBERS,
     SAMPLES,
     answers_on,
     chosen_rows,
     labels_of,
     middle_and_width,
+    numbers_in,
     numbers_of,
     part_of,
 )
@@ -32,7 +34,7 @@ OUTLYING, AT_MOST = 12.0, 0.05
 class TargetAudit(Result):
     """Means and spreads of targets and outputs, column by column; `explained` is the share of the variance that the model has.
 
-    `outliers` are the samples whose targets lie far outside those of the others, the farthest first, and `outlier_share` is
+    `outliers` are all samples whose targets lie far outside those of the others, the farthest first, and `outlier_share` is
     their share of the squared error of the outputs.
     """
 
@@ -78,38 +80,63 @@ def audit_targets(problem: Problem, *, most: int = SAMPLES, seed: int = 0) -> Ta
     """
     began = time.perf_counter()
     rows = chosen_rows(problem, most, seed)
-    targets = None if labels_of(problem) is not None else numbers_of(problem, rows)
-    answers = None if targets is None else answers_on(part_of(problem, rows))
+    sampled = None if labels_of(problem) is not None else numbers_of(problem, rows)
+    far = None if sampled is None else _outliers(problem, sampled)
+    if far is None:
+        raise ValueError(_NEEDS)
+    # A few outliers would hardly be among the samples: they are a stratum of their own.
+    order = torch.randperm(len(far), generator=torch.Generator().manual_seed(seed))
+    rows = torch.cat([rows, far[order[:most]]]).unique()
+    targets, answers = numbers_of(problem, rows), answers_on(part_of(problem, rows))
     if targets is None or answers is None or answers.outputs.shape != targets.shape:
-        raise ValueError("audit_targets needs targets that are numbers, as many as the model returns for a sample.")
+        raise ValueError(_NEEDS)
+    outlying = torch.isin(rows, far)
+    shares = _shares(outlying, len(far), problem.samples)
     outputs = answers.outputs
-    errors, variance = (outputs - targets).square().sum(1), float((targets - targets.mean(0)).square().sum())
-    far = _outliers(targets)
+    means, output_means = shares @ targets, shares @ outputs
+    variances, output_variances = shares @ (targets - means).square(), shares @ (outputs - output_means).square()
+    errors, variance = shares * (outputs - targets).square().sum(1), float(variances.sum())
     return TargetAudit(
-        means=tuple(targets.mean(0).tolist()),
-        spreads=tuple(_spread(targets)),
-        output_means=tuple(outputs.mean(0).tolist()),
-        output_spreads=tuple(_spread(outputs)),
+        means=tuple(means.tolist()),
+        spreads=tuple(variances.sqrt().tolist()),
+        output_means=tuple(output_means.tolist()),
+        output_spreads=tuple(output_variances.sqrt().tolist()),
         explained=1 - float(errors.sum()) / variance if variance > 0 else math.nan,
         samples=len(rows),
-        outliers=tuple(rows[far].tolist()),
-        outlier_share=float(errors[far].sum() / errors.sum()) if len(far) else 0.0,
+        outliers=tuple(far.tolist()),
+        outlier_share=float(errors[outlying].sum() / errors.sum()) if len(far) else 0.0,
         outcome=Outcome.FINISHED if len(rows) == problem.samples else Outcome.ESTIMATED,
         seed=seed,
         cost=Cost(seconds=time.perf_counter() - began, route="one forward pass", notes=problem.notes),
     )
 
 
-def _spread(values: Tensor) -> list[float]:
-    return list((values - values.mean(0)).square().mean(0).sqrt().tolist())
+_NEEDS = "audit_targets needs targets that are numbers, as many as the model returns for a sample."
 
 
-def _outliers(targets: Tensor) -> Tensor:
-    """Places of the targets far outside the middle half of all, (n, columns); none where that half has no width."""
-    middle, spread = middle_and_width(targets)
-    distance = torch.where(spread > 0, (targets - middle).abs() / spread, 0.0).amax(1)
+def _shares(outlying: Tensor, outliers: int, total: int) -> Tensor:
+    """What each sample stands for, where there are so many `outliers` among `total` samples."""
+    seen = int(outlying.sum())
+    each, other = outliers / max(1, seen), (total - outliers) / (len(outlying) - seen)
+    return torch.where(outlying, each, other).double() / total
+
+
+def _outliers(problem: Problem, sampled: Tensor) -> Tensor | None:
+    """Numbers of all samples whose targets lie far outside the middle half of some `sampled` ones (n, k), the farthest first.
+
+    There are none where that half has no width; None where other samples have no k numbers as targets.
+    """
+    middle, spread = middle_and_width(sampled)
+    distances: list[Tensor] = []
+    for batch in problem.data:
+        numbers = numbers_in(batch, problem.loss_function)
+        if numbers is None or numbers.shape[1] != len(middle):
+            return None
+        parts = (part.double() for part in numbers.split(max(1, NUMBERS // len(middle))))
+        distances += [torch.where(spread > 0, (part - middle).abs() / spread, 0.0).amax(1) for part in parts]
+    distance = torch.cat(distances)
     farthest = distance.argsort(descending=True)[: int((distance > OUTLYING).sum())]
-    return farthest if len(farthest) <= AT_MOST * len(targets) else farthest[:0]
+    return farthest if len(farthest) <= AT_MOST * len(distance) else farthest[:0]
 
 
 @dataclass(frozen=True)
@@ -121,13 +148,24 @@ class StandardisedTargets:
     scale: Tensor
 
     def __call__(self, output: Tensor, target: Tensor) -> Tensor:
-        shift, scale = self.shift.to(output), self.scale.to(output)
-        value: Tensor = self.loss((output - shift) / scale, (target - shift) / scale)
+        value: Tensor = self.loss(self._standard(output), self._standard(target))
         return value
 
     def rescale(self, module: nn.Module, args: Any, output: Any) -> Any:
         """A hook behind the model: what it returns for standardised targets, on the scale of the true ones."""
-        return output * self.scale.to(output) + self.shift.to(output) if isinstance(output, Tensor) else output
+        if not isinstance(output, Tensor):
+            return output
+        shift, scale = self._for(output)
+        return output * scale + shift
+
+    def _standard(self, values: Tensor) -> Tensor:
+        shift, scale = self._for(values)
+        return (values - shift) / scale
+
+    def _for(self, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Shift and scale in the shape of one sample."""
+        shape = values.shape[1:]
+        return self.shift.to(values).reshape(shape), self.scale.to(values).reshape(shape)
 
 
 def standardised_targets(found: TargetAudit, loss: Any) -> StandardisedTargets:

@@ -45,10 +45,12 @@ def parts_of(problem: Problem, rows: Tensor) -> Iterator[Batch]:
 
 
 def part_of(problem: Problem, rows: Tensor) -> Problem:
-    """The problem on the samples of these numbers, as one batch where shapes allow."""
+    """The problem on the samples of these numbers, in batches no larger than its own, as few as shapes allow."""
     parts = list(parts_of(problem, rows))
+    largest = max(batch.size for batch in problem.data)
     with suppress(RuntimeError, StopIteration, TypeError):  # sequences of different lengths stay apart
-        parts = [parts[0].joined(*parts[1:])]
+        whole = parts[0].joined(*parts[1:])
+        parts = [whole.part(some) for some in torch.arange(whole.size).tensor_split(-(-whole.size // largest))]
     return problem.with_batches(parts)
 
 
@@ -76,12 +78,13 @@ class SampleVectors:
 
     def of(self, problem: Problem, rows: Tensor) -> Tensor | None:
         """The vectors of samples of this or another problem."""
-        found = []
+        found, directions = [], self._directions()
         for batch in parts_of(problem, rows):
             flat = _flat(batch, self.dim, self.seed)
             if flat.shape[1] != self.width:
                 return None
-            found.append(self._projected((flat - self.shift) / self.scale))
+            x = (flat - self.shift) / self.scale
+            found.append(x if directions is None else x @ directions)
         return torch.cat(found) if found else None
 
     def _standardise(self, problem: Problem, rows: Tensor) -> None:
@@ -97,11 +100,11 @@ class SampleVectors:
             spread = torch.maximum(spread, 0.1 * (x.amax(0) - x.amin(0)))  # rare values are no reason to blow up noise
             self.scale = torch.where(spread > 0, spread, torch.ones_like(spread))
 
-    def _projected(self, x: Tensor) -> Tensor:
+    def _directions(self) -> Tensor | None:
+        """What long vectors are projected on, drawn anew rather than held: of large images it is large itself."""
         if self.width <= self.dim:
-            return x
-        generator = torch.Generator().manual_seed(self.seed)
-        return x @ (torch.randn(self.width, self.dim, generator=generator) / math.sqrt(self.dim))
+            return None
+        return torch.randn(self.width, self.dim, generator=torch.Generator().manual_seed(self.seed)) / math.sqrt(self.dim)
 
 
 def _flat(batch: Batch, dim: int, seed: int) -> Tensor:
@@ -191,15 +194,22 @@ def _classes(target: object, loss: object) -> Tensor | None:
 def numbers_of(problem: Problem, rows: Tensor) -> Tensor | None:
     """Targets of a regression (n, k) in float64, where each sample has as many; None where the targets are no numbers."""
     found = []
-    loss = problem.loss_function
+    for batch in parts_of(problem, rows):
+        numbers = numbers_in(batch, problem.loss_function)
+        if numbers is None:
+            return None
+        found.append(numbers.double())
+    return torch.cat(found) if found and len({part.shape[1] for part in found}) == 1 else None
+
+
+def numbers_in(batch: Batch, loss: object) -> Tensor | None:
+    """Targets of a batch as they are, (n, k); None where they are no numbers."""
+    target = batch.target
     if isinstance(loss, BINARY[:2]) or any(loss is known for known in BINARY[2:]):
         return None
-    for batch in parts_of(problem, rows):
-        target = batch.target
-        if not isinstance(target, Tensor) or not target.is_floating_point() or not target.ndim or len(target) != batch.size:
-            return None
-        found.append(target.detach().reshape(batch.size, -1).double().cpu())
-    return torch.cat(found) if found and len({part.shape[1] for part in found}) == 1 else None
+    if not isinstance(target, Tensor) or not target.is_floating_point() or not target.ndim or len(target) != batch.size:
+        return None
+    return target.detach().reshape(batch.size, -1).cpu()
 
 
 @dataclass(frozen=True)

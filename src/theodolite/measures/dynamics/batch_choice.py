@@ -85,7 +85,8 @@ def choose_batch_size(
     began = time.perf_counter()
     own = trials.usual_batch_size(problem) if batch_size is None else batch_size
     larger = max(own, min(max(LARGER * own, AT_LEAST), problem.samples // 2))
-    mine, theirs = (Bench(problem, optimizer, width, steps, score_on or problem, seed) for width in (own, larger))
+    whole = trials.in_one_batch(problem)
+    mine, theirs = (Bench(whole, optimizer, width, steps, score_on or problem, seed) for width in (own, larger))
     if seconds is not None:
         theirs.fit(seconds / 2, lr)
         mine.steps = theirs.steps

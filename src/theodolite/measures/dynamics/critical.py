@@ -16,7 +16,15 @@ from theodolite.arguments import also_called, checked, choice, count, fraction, 
 from theodolite.errors import BatchCoupledError
 from theodolite.interrupts import unbroken
 from theodolite.linalg import Eigenpairs, top_eigenpairs
-from theodolite.measures.dynamics.optimizers import StabilityLaw, has_law, never_rises, plain_optimizer, run_trial, stability_law
+from theodolite.measures.dynamics.optimizers import (
+    StabilityLaw,
+    first_rate,
+    has_law,
+    never_rises,
+    plain_optimizer,
+    run_trial,
+    stability_law,
+)
 from theodolite.measures.dynamics.spikes import Proportion
 from theodolite.measures.kernel.problem_views import (
     TRIAL_SEEDS,
@@ -297,7 +305,7 @@ def _by_trial(problem: Problem, by: MatrixName, optimizer: Optimizer, seed: int,
         losses = run_trial(problem, rate, optimizer=optimizer, steps=TRIAL_STEPS)
         return losses[-1] < losses[0]
 
-    low = high = float(optimizer.param_groups[0]["lr"])
+    low = high = first_rate(optimizer) or 1.0
     while not falls(low) and low > 1e-12:
         low, high = low / 4.0, low
     while high == low or (falls(high) and high < 1e12):
@@ -491,7 +499,7 @@ def batch_critical_rates(
         largest, by, route = _drawn(problem, random_batches(problem.samples, size, batches, seed), law, by)
     floor = 1e-12 * float(largest.abs().max())
     rates = torch.tensor([law.rate(x) if x > floor else math.inf for x in largest.tolist()], dtype=torch.float64)
-    rate = None if optimizer is None else float(optimizer.param_groups[0]["lr"])
+    rate = None if optimizer is None else first_rate(optimizer)
     share = None if rate is None else Proportion(int((rates < rate).sum()), batches)
     return BatchCriticalRates(
         rates=rates,

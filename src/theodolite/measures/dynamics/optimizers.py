@@ -17,10 +17,11 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, AdamW, Optimizer
 
-from theodolite.errors import NonFiniteError
+from theodolite.errors import ClosureError, NonFiniteError
 from theodolite.operators import LinearOperator
 from theodolite.operators.algebra import DiagonalOperator, congruent
 from theodolite.problem import Problem
+from theodolite.problem.optimizers import needs_closure
 from theodolite.progress import Advance
 
 
@@ -266,14 +267,10 @@ def _per_parameter(optimizer: Optimizer, problem: Problem, value: Callable[[dict
 
 
 def _relative_rates(optimizer: Optimizer, problem: Problem) -> Tensor | None:
-    """Learning rates in units of the first group's; None where all are equal."""
-    first = float(optimizer.param_groups[0]["lr"])
-    if all(float(group["lr"]) == first for group in optimizer.param_groups):
-        _per_parameter(optimizer, problem, lambda group, p: 1.0)  # for its check
-        return None
-    if not first:
-        raise ValueError("The learning rate of the first group is 0; the others cannot be measured by it.")
-    return _per_parameter(optimizer, problem, lambda group, p: float(group["lr"]) / first)
+    """Learning rates in units of that of the first group that moves; None where all are equal."""
+    shares = {id(group): share for group, share in zip(optimizer.param_groups, rate_shares(optimizer), strict=True)}
+    rates = _per_parameter(optimizer, problem, lambda group, p: shares[id(group)])
+    return None if set(shares.values()) == {1.0} else rates
 
 
 def weight_decay(optimizer: Optimizer, problem: Problem) -> Tensor | None:
@@ -364,7 +361,7 @@ def descend(
     leaves the decay of AdamW out. The run ends early where the loss is not finite. Half-precision models are trained in
     float64, where small steps do not get lost.
     """
-    trial = problem.in_float64() if problem.half_precision else problem.copied()
+    trial = problem.copied_to_train()
     stepper = copy_optimizer(optimizer, problem, trial, rate)
     if decoupled(optimizer) and not decoupled_decay:
         for group in stepper.param_groups:
@@ -389,11 +386,14 @@ def decoupled(optimizer: Optimizer | None) -> bool:
 
 
 def copy_optimizer(optimizer: Optimizer | None, problem: Problem, trial: Problem, rate: float) -> Optimizer:
-    """The optimizer with its settings and state, for the parameters of a copy, its first group at `rate`."""
+    """The optimizer with its settings and state, for the parameters of a copy, at `rate` as `set_rate` sets it."""
     if optimizer is None:
         return SGD(trial.parameters, lr=rate)
+    if needs_closure(optimizer):
+        raise ClosureError(
+            f"{type(optimizer).__name__} needs a closure for each step, and runs on copies make theirs without one."
+        )
     twin = {id(p): q for p, q in zip(problem.parameters, trial.parameters, strict=True)}
-    first = float(optimizer.param_groups[0]["lr"]) or 1.0
     state = copy.deepcopy(optimizer.state_dict())
     # Parameters that are not measured do not move; dummies keep the numbering of the state.
     groups = [
@@ -403,6 +403,29 @@ def copy_optimizer(optimizer: Optimizer | None, problem: Problem, trial: Problem
     kind: Any = type(optimizer)
     fresh: Optimizer = kind(groups, lr=rate)
     fresh.load_state_dict(state)
-    for group in fresh.param_groups:
-        group["lr"] = float(group["lr"]) / first * rate
+    set_rate(fresh, rate)
     return fresh
+
+
+def first_rate(optimizer: Optimizer) -> float:
+    """The learning rate of the first group that moves, by which the others are measured; 0 where none does."""
+    return next((lr for group in optimizer.param_groups if (lr := float(group["lr"])) > 0.0), 0.0)
+
+
+def set_rate(optimizer: Optimizer, rate: float) -> None:
+    """Another learning rate for the first group that moves; the others keep their ratio to it."""
+    for group, share in zip(optimizer.param_groups, rate_shares(optimizer), strict=True):
+        group["lr"] = share * rate
+
+
+def rate_shares(optimizer: Optimizer) -> list[float]:
+    """The groups' learning rates over that of the first that moves.
+
+    Where none moves, as at the start of a warm-up, those that their schedule began with; all alike where there is none.
+    """
+    for name in ("lr", "initial_lr"):
+        rates = [float(group.get(name) or 0.0) for group in optimizer.param_groups]
+        first = next((lr for lr in rates if lr > 0.0), None)
+        if first is not None:
+            return [lr / first for lr in rates]
+    return [1.0] * len(optimizer.param_groups)

@@ -8,7 +8,6 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import torch
 from torch.optim import Optimizer
@@ -17,15 +16,12 @@ from theodolite.arguments import checked, count, instance, positive, seed
 from theodolite.errors import TheodoliteError
 from theodolite.measures import trials
 from theodolite.measures.dynamics.critical import CriticalRate, critical_learning_rate
-from theodolite.measures.dynamics.optimizers import has_law, plain_optimizer
+from theodolite.measures.dynamics.optimizers import first_rate, has_law, plain_optimizer
 from theodolite.problem import Problem
 from theodolite.problem.arguments import a_problem
 from theodolite.problem.optimizers import as_optimizer
 from theodolite.progress import Advance, counting
 from theodolite.results import Cost, Outcome, Result, Row
-
-if TYPE_CHECKING:
-    pass
 
 #: Weight of the past in the smoothed loss: an average over about five steps.
 SMOOTHING = 0.8
@@ -143,7 +139,7 @@ def lr_range_test(
     began = time.perf_counter()
     named = isinstance(optimizer, str)
     optimizer = as_optimizer(plain_optimizer(optimizer), problem.parameters)
-    own = lr if lr is not None or optimizer is None or named else float(optimizer.param_groups[0]["lr"]) or None
+    own = lr if lr is not None or optimizer is None or named else first_rate(optimizer) or None
     if low is not None and high is not None and not low < high:
         raise ValueError(f"low must lie below high. Got {low:g} and {high:g}.")
     width = trials.usual_batch_size(problem) if batch_size is None else batch_size
@@ -234,14 +230,14 @@ class _Sweeps:
     """Rising rates on copies of one training."""
 
     def __init__(self, problem: Problem, optimizer: Optimizer | None, batch_size: int, seed: int) -> None:
-        self.problem, self.optimizer, self.batch_size, self.seed = problem, optimizer, batch_size, seed
+        self.problem, self.optimizer, self.batch_size, self.seed = trials.in_one_batch(problem), optimizer, batch_size, seed
 
     def sweep(self, rates: Sequence[float], seed: int, advance: Advance) -> _Sweep:
         """One step at each rate; a loss belongs to the rate of the step before it."""
         setup, still = self._setup(rates[0]), self._setup(rates[0])
         found = _Sweep()
         batches = trials.random_batches(setup.problem, self.batch_size, len(rates) + 1, seed)
-        with trials.in_training(setup.model, seed), trials.in_training(still.model, seed):
+        with trials.in_training(setup.problem, seed), trials.in_training(still.problem, seed):
             for place, batch in enumerate(batches):
                 state = torch.get_rng_state()
                 with torch.no_grad():
@@ -280,16 +276,16 @@ class _Sweeps:
 
     def _relative_step(self) -> float:
         """The length of a step over that of the weights, per unit of the rate."""
-        setup = self._setup(1e-6)
+        setup = self._setup(1.0)  # a step at a small rate would be lost in rounding
         before = setup.problem.vector
-        with trials.in_training(setup.model, self.seed):
+        with trials.in_training(setup.problem, self.seed):
             batch = next(trials.random_batches(setup.problem, self.batch_size, 1, self.seed))
             setup.problem.live_loss(batch).backward()
             setup.optimizer.step()
         moved = float((setup.problem.vector - before).double().norm())
         if not moved > 0:
             raise ValueError("A step does not move the weights: the gradient is zero, so there is no rate to look for.")
-        return moved / 1e-6 / max(float(before.double().norm()), SMALL_WEIGHT * math.sqrt(before.numel()))
+        return moved / max(float(before.double().norm()), SMALL_WEIGHT * math.sqrt(before.numel()))
 
     def _setup(self, lr: float) -> trials.Setup:
         return trials.copied_setup(self.problem, lr, self.optimizer, self.batch_size)

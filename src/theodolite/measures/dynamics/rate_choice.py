@@ -226,7 +226,8 @@ class Bench:
     def __init__(
         self, problem: Problem, optimizer: Optimizer | None, batch_size: int, steps: int, score_on: Problem, seed: int
     ) -> None:
-        self.problem, self.optimizer, self.batch_size, self.steps = problem, optimizer, batch_size, max(trials.FEWEST, steps)
+        self.problem, self.optimizer, self.batch_size = trials.in_one_batch(problem), optimizer, batch_size
+        self.steps = max(trials.FEWEST, steps)
         self.score_on, self.seed = score_on, seed
         self.runs: dict[tuple[float, bool, bool, int, int], Run] = {}
         self.start = trials.loss_of(problem.model, score_on)

@@ -36,6 +36,7 @@ from theodolite.operators.matrices import MatrixName, check_matrix_or_none
 from theodolite.problem import Batch, Problem
 from theodolite.problem.arguments import a_problem
 from theodolite.problem.batches import holds_samples
+from theodolite.problem.state_guard import cuda_devices, own_random_state
 from theodolite.progress import counting
 from theodolite.results import Cost, Outcome, Result, Row
 from theodolite.text import quoted
@@ -211,8 +212,7 @@ class _Start:
 
     def __init__(self, problem: Problem, make: Factory, seed: int, by: MatrixName, advance: Callable[[int], None]) -> None:
         self.seed, self.outer = seed, problem
-        with unbroken(torch.random.fork_rng(devices=[])):
-            torch.manual_seed(seed)
+        with own_random_state(seed, cuda_devices(problem.model)):
             self.model = make(seed)
         self.critical = critical_learning_rate(problem.with_model(self.model), by=by, progress=False).value
         if not math.isfinite(self.critical):

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from theodolite.arguments import checked, count
-from theodolite.interrupts import unbroken
 from theodolite.linalg import top_eigenpairs
 from theodolite.measures.features.agop import (
     AGOP,
@@ -32,6 +31,7 @@ from theodolite.measures.kernel.problem_views import reset_of
 from theodolite.problem import Problem
 from theodolite.problem.arguments import some_inputs
 from theodolite.problem.calling import copy_model
+from theodolite.problem.state_guard import cuda_devices, own_random_state
 from theodolite.results import Cost, Outcome, Result, Row, number
 
 #: Groups of samples that are left out in turn for the error bars.
@@ -472,8 +472,7 @@ def cannot_start_anew(model: nn.Module) -> str:
 def _fresh(problem: Problem, seed: int) -> Problem:
     """The problem on a copy with all layers initialised anew; the random state is left as it was."""
     model = copy_model(problem.model)
-    with unbroken(torch.random.fork_rng(devices=[])):
-        torch.manual_seed(seed)
+    with own_random_state(seed, cuda_devices(model)):
         for module in reversed(list(model.modules())):  # inner ones first: an outer one may know better
             reset = reset_of(module)
             if reset is not None:

@@ -28,6 +28,7 @@ from theodolite.problem import Problem
 from theodolite.problem.arguments import a_model, a_model_or_problem
 from theodolite.problem.calling import copy_model, main_output, unwrap
 from theodolite.problem.derivatives.second_order import functional_transforms
+from theodolite.problem.state_guard import random_states_kept
 from theodolite.problem.tensors import inside_transform, map_tensors, named_tensors
 
 Named = dict[str, Tensor]
@@ -254,7 +255,7 @@ class NetworkExpansion:
     def _refuse_state(self, anchor: Named, fixed: Named, call: Call) -> None:
         """A network that writes into its buffers or draws random numbers has no Taylor expansion."""
         kept = {name: t.detach().clone() for name, t in fixed.items()}
-        with unbroken(torch.no_grad()), torch.random.fork_rng(devices=[]):
+        with unbroken(torch.no_grad()), random_states_kept():
             function = self.function(kept, call)
             outputs = [function(anchor) for _ in range(2)]
         changed = any(not torch.equal(t, fixed[name]) for name, t in kept.items())

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from theodolite.arguments import a_number, an_error, checked, count, finite, optional, positive, seed, series
 from theodolite.measures.dynamics.noise import random_parts
 from theodolite.measures.progress.trivial import LossKind, Trivial, loss_kind, trivial_prediction
-from theodolite.measures.trials import Setup, copied_setup, in_training, random_batches, run_steps, usual_batch_size
+from theodolite.measures.trials import Setup, copied_setup, in_one_batch, in_training, random_batches, run_steps, usual_batch_size
 from theodolite.problem import Batch, Problem
 from theodolite.problem.accuracy import right_answers
 from theodolite.problem.arguments import a_problem, an_optimizer
@@ -423,15 +423,16 @@ def _short_run(
     problem: Problem, lr: float, optimizer: Optimizer | None, width: int, steps: int, seed: int
 ) -> tuple[dict[str, Any], Problem | None]:
     """The trend of a run on a copy, from the same batches with training and without; and the copy where it ended."""
-    still = _without_training(copied_setup(problem, lr, optimizer, width), steps, seed)
-    setup = copied_setup(problem, lr, optimizer, width)
+    whole = in_one_batch(problem)
+    still = _without_training(copied_setup(whole, lr, optimizer, width), steps, seed)
+    setup = copied_setup(whole, lr, optimizer, width)
     losses = run_steps(setup, steps, seed=seed)
     found: dict[str, Any] = {"losses": tuple(losses), "still": tuple(still), "steps": len(losses), "batch_size": width}
     if not math.isfinite(losses[-1]):
         return found, None
     slope, error = trend([a - b for a, b in zip(losses, still, strict=True)])
     rounding = 1e-6 * max(map(abs, still)) / len(still)  # of a float32 loss
-    return {**found, "slope": slope, "slope_error": max(error, rounding)}, setup.problem
+    return {**found, "slope": slope, "slope_error": max(error, rounding)}, problem.with_model(setup.model)
 
 
 def trend(changes: list[float]) -> tuple[float, float]:
@@ -449,6 +450,6 @@ def trend(changes: list[float]) -> tuple[float, float]:
 
 def _without_training(setup: Setup, steps: int, seed: int) -> list[float]:
     """The losses of the same batches, with the same dropout, of the weights as they stand."""
-    with in_training(setup.model, seed):
+    with in_training(setup.problem, seed):
         batches = random_batches(setup.problem, setup.batch_size, steps, seed)
         return [float(setup.problem.live_loss(batch).detach()) for batch in batches]

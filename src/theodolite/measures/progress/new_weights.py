@@ -9,8 +9,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from theodolite.interrupts import called_within, unbroken
+from theodolite.interrupts import called_within
 from theodolite.measures.kernel.problem_views import reset_of
+from theodolite.problem.state_guard import cuda_devices, own_random_state
 
 #: Gains at which the variance of activations, and of gradients, stays about the same from layer to layer.
 GAINS = {"relu": math.sqrt(2.0), "tanh": 5.0 / 3.0, "sigmoid": 4.0}
@@ -31,8 +32,7 @@ def new_module(module: nn.Module, seed: int = 0) -> nn.Module | None:
     fresh._buffers = {n: None if b is None else b.clone() for n, b in module._buffers.items()}
     reset = reset_of(fresh)
     assert reset is not None
-    with unbroken(torch.random.fork_rng(devices=[])), torch.no_grad():
-        torch.manual_seed(seed + _OTHER)
+    with own_random_state(seed + _OTHER, cuda_devices(module)), torch.no_grad():
         try:
             reset()
         except Exception:  # an initialisation of the user's that reaches for more than its own weights
@@ -130,8 +130,7 @@ def draw_at_scale(model: nn.Module, activations: Mapping[str, str], seed: int = 
     whose values have the mean ½, biases take that mean away again.
     """
     before = 0.0  # mean of what the layer is given
-    with unbroken(torch.random.fork_rng(devices=[])):
-        torch.manual_seed(seed)
+    with own_random_state(seed, cuda_devices(model)):
         for name, activation in activations.items():
             module = model.get_submodule(name)
             weight = getattr(module, "weight", None)

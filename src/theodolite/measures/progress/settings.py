@@ -15,12 +15,12 @@ from torch.optim import Adagrad, Adam, Adamax, NAdam, Optimizer, RAdam, RMSprop
 from theodolite.arguments import checked, count, instance, positive, seed
 from theodolite.interrupts import unbroken
 from theodolite.measures.dynamics.noise import random_parts
-from theodolite.measures.dynamics.optimizers import decoupled, plain_optimizer, weight_decay
+from theodolite.measures.dynamics.optimizers import decoupled, first_rate, plain_optimizer, weight_decay
 from theodolite.measures.mode_connectivity import batch_statistics, statistics_of
 from theodolite.measures.progress.gradient_flow import one_update, record_forward
 from theodolite.measures.progress.learning import LearningProgress
 from theodolite.measures.progress.new_weights import looks_new
-from theodolite.measures.progress.trivial import loss_kind
+from theodolite.measures.progress.trivial import first_loss
 from theodolite.measures.trials import Remedy, Setup, try_changes, usual_batch_size
 from theodolite.problem import Problem
 from theodolite.problem.arguments import a_problem, an_optimizer, of_dimensions
@@ -140,7 +140,8 @@ def check_setup(
         facts |= _decay(problem, lr, optimizer, gradient)
     begun = has_trained(problem, progress)
     if optimizer is not None:
-        facts |= _schedule(problem, optimizer, batch_size, seed, begun)
+        followed = has_stepped(optimizer) and lr in (None, first_rate(optimizer) or None)
+        facts |= _schedule(problem, optimizer, batch_size, seed, ended=begun and followed)
     if begun:
         facts |= _statistics(problem)
     return SetupCheck(
@@ -160,6 +161,11 @@ def has_trained(problem: Problem, progress: LearningProgress | None) -> bool:
         return True
     layers = _layers(problem.model)
     return sum(looks_new(module) for module in layers.values()) < 0.5 * len(layers)
+
+
+def has_stepped(optimizer: Optimizer) -> bool:
+    """Whether the optimizer has taken a step; one without a state knows that only from its scheduler."""
+    return bool(optimizer.state) or getattr(optimizer, "_opt_called", False)
 
 
 def _layers(model: nn.Module) -> dict[str, nn.Module]:
@@ -206,13 +212,13 @@ def _trained(problem: Problem, optimizer: Optimizer | None) -> dict[str, Any]:
 
 def _reached(problem: Problem, keys: Sequence[str]) -> list[str]:
     """Those of the parameters that the loss depends on, from one batch on a copy."""
-    trial = problem.copied()
-    batch = next(iter(trial.data)).part(slice(0, 64))
-    with unbroken(torch.enable_grad()), torch.random.fork_rng(devices=[]):
-        trial.model.eval()
-        trial.live_loss(batch).backward()
+    trial = problem.copied_to_train()
     named = dict(trial.model.named_parameters())
-    return [key for key in keys if (g := named[key].grad) is not None and bool(g.any())]
+    with trial.session(second=False), unbroken(torch.enable_grad()):
+        trial.model.eval()
+        loss = trial.live_loss(next(iter(trial.data)).part(slice(0, 64)))
+        grads = torch.autograd.grad(loss, [named[key] for key in keys], allow_unused=True)
+    return [key for key, g in zip(keys, grads, strict=True) if g is not None and bool(g.any())]
 
 
 def _decay(problem: Problem, lr: float, optimizer: Optimizer, gradient: Tensor | None) -> dict[str, Any]:
@@ -240,21 +246,22 @@ def _decay(problem: Problem, lr: float, optimizer: Optimizer, gradient: Tensor |
     return {"decay": largest, "decay_force": force, "decay_half_life": math.log(2.0) / shrinks if shrinks > 0 else math.inf}
 
 
-def _schedule(problem: Problem, optimizer: Optimizer, batch_size: int | None, seed: int, begun: bool) -> dict[str, Any]:
+def _schedule(problem: Problem, optimizer: Optimizer, batch_size: int | None, seed: int, *, ended: bool) -> dict[str, Any]:
     """What a scheduler has left of the rate, and whether more of it would do better on samples that are held out."""
     pairs = [(float(g["lr"]), float(g["initial_lr"])) for g in optimizer.param_groups if g.get("initial_lr")]
     if not pairs:
         return {}
     lr, first = max(pairs, key=lambda pair: pair[1])
     parts = random_parts(problem, 2, seed)
-    if not begun or lr > ENDED * first or len(parts.data) < 2:
+    if not ended or lr > ENDED * first or len(parts.data) < 2:
         return {"first_lr": first}
     half, rest = (problem.with_batches([batch]) for batch in list(parts.data)[:2])
     options = {str(share): Remedy("", restart(share)) for share in AGAIN}
     width = usual_batch_size(problem) if batch_size is None else batch_size
     runs = try_changes(half, options, lr=lr or first, optimizer=optimizer, steps=40, batch_size=width, score_on=rest, seed=seed)
     best = min(runs.trials, key=lambda row: row["changed"] if math.isfinite(row["changed"]) else math.inf)
-    helps = math.isfinite(best["changed"]) and best["changed"] < (1 - GAIN) * best["own"]
+    own = best["own" if lr else "start"]  # a rate of 0 leaves the loss where it is
+    helps = math.isfinite(best["changed"]) and best["changed"] < (1 - GAIN) * own
     return {"first_lr": first, "next_lr": float(best["cause"]) * first if helps else None}
 
 
@@ -273,10 +280,7 @@ def restart(share: float) -> Any:
 
 def _loss(problem: Problem) -> dict[str, Any]:
     seen = record_forward(problem)
-    batch = problem.placed(next(iter(problem.data)).part(slice(0, SAMPLES)))
-    with problem.session(second=False), torch.no_grad():
-        found = problem.evaluate(problem.tensors(problem.leaves(grad=False)), batch, -1)
-        kind = loss_kind(problem, found, batch)
+    kind, found, batch = first_loss(problem, SAMPLES)
     if kind is None:
         return {"summed": problem.weighting.rule == "sum"}
     counts = {batch.size, batch.target.numel()} - {1}

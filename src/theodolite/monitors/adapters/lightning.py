@@ -24,11 +24,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from theodolite.interrupts import unbroken
 from theodolite.monitors.monitor import Monitor
 from theodolite.monitors.watching.recorder import norm_of, trained
 from theodolite.monitors.watching.watched_model import StepLoss, loss_of, quiet_training_mode
 from theodolite.problem import Problem
+from theodolite.problem.state_guard import cuda_devices, random_states_kept
 
 #: Lightning's own logger, and names under which modules log their validation loss.
 LOGGER = logging.getLogger("lightning.pytorch")
@@ -93,7 +93,7 @@ class MonitorCallback(lightning.Callback):
         if given is None:
             return step
         batch, index = first
-        with unbroken(torch.random.fork_rng(devices=[])), quiet_training_mode(module):
+        with random_states_kept(cuda_devices(module)), quiet_training_mode(module):
             minimised = Problem(step, None, [{"batch": batch, "index": index}], mode=None, check=False).loss()
             with suppress(Exception):
                 found = Problem(module, given, [batch], mode=None, check=False).loss()

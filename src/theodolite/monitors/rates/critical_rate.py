@@ -11,7 +11,6 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from theodolite.arguments import also_called, checked, count, fraction, integer, nonnegative, positive, seed
-from theodolite.interrupts import unbroken
 from theodolite.linalg import top_eigenpairs
 from theodolite.measures.dynamics.critical import kernel_curvature
 from theodolite.measures.dynamics.optimizers import StabilityLaw, stability_law
@@ -19,6 +18,7 @@ from theodolite.operators import tangent_kernel
 from theodolite.operators.matrices import ON_PARAMETERS, MatrixName, check_matrix_or_none
 from theodolite.problem import Problem
 from theodolite.problem.arguments import a_problem, an_optimizer
+from theodolite.problem.state_guard import cuda_devices, random_states_kept
 from theodolite.training.schedules import Schedule
 
 #: Accuracy of the eigenvalue behind a critical rate, relative, where it is found by products.
@@ -116,7 +116,7 @@ class CriticalRateLR(LRScheduler):
         current: list[float | torch.Tensor] = [group["lr"] for group in self.optimizer.param_groups]
         if self.last_epoch % self.every:
             return current
-        with unbroken(torch.random.fork_rng(devices=[])):
+        with random_states_kept(cuda_devices(self.probe.problem.model)):
             self.critical_rate = self.probe.measure()
         if not math.isfinite(self.critical_rate):
             return current

@@ -8,20 +8,19 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from torch import nn
 from torch.optim import Optimizer
 
 from theodolite.arguments import also_called, checked, count, number_in, whole
 from theodolite.arguments import seed as a_seed
 from theodolite.errors import NonFiniteError
-from theodolite.interrupts import unbroken
 from theodolite.measures.dynamics.optimizers import BLOWN_UP
 from theodolite.monitors.rates.critical_rate import EdgeProbe
 from theodolite.operators.matrices import MatrixName
 from theodolite.problem import Batch, Problem
 from theodolite.problem.arguments import a_loss, a_model, an_optimizer
 from theodolite.problem.calling import Loss
+from theodolite.problem.state_guard import cuda_devices, random_states_kept
 from theodolite.results import Outcome, Result, Row, fields_of
 
 #: Failed tries of one raise, each with half the excess of the one before, after which no more raises are tried.
@@ -165,7 +164,7 @@ class MultiCatapult:
 
     def step(self) -> float:
         """Look at the model as it stands and set the rate of the next step, which is returned."""
-        with unbroken(torch.random.fork_rng(devices=[])):
+        with random_states_kept(cuda_devices(self.model)):
             self._look()
         self.steps += 1
         return self.rate

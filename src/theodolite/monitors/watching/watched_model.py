@@ -37,7 +37,7 @@ from theodolite.problem.batches import Batch, BatchParser, rows_of
 from theodolite.problem.calling import ModelCall, unwrap
 from theodolite.problem.calling.outputs import possible_outputs
 from theodolite.problem.parameters import clean_name
-from theodolite.problem.state_guard import modes_kept
+from theodolite.problem.state_guard import cuda_devices, modes_kept, random_states_kept
 from theodolite.problem.tensors import map_tensors, named_tensors
 
 #: `(model, batch) -> loss`, the trainer's own way: class weights, smoothed labels, penalties and all.
@@ -362,7 +362,7 @@ class WatchedModel:
     @unbroken_context
     def measuring(self) -> Iterator[None]:
         """The state in which measurements are made: no random number of training is used, no dropout."""
-        with unbroken(torch.random.fork_rng(devices=[])), quiet_training_mode(self.inner):
+        with random_states_kept(cuda_devices(self.inner)), quiet_training_mode(self.inner):
             yield
 
     # Measurements other than curvature

@@ -216,7 +216,7 @@ def jackknife_error(problem: Problem, quantity: Callable[[Problem], float], *, g
         raise ValueError(f"groups must be at most the number of samples, {samples}. Got {groups}.")
     # Groups at random: data that is sorted, or goes through the classes in turn, must not make them unlike or alike.
     order = torch.randperm(samples, generator=torch.Generator().manual_seed(0))
-    places = (order.argsort() % groups).split([batch.size for batch in problem.data])
+    places = (order.argsort() % groups).split(problem.data.sizes)
     values = []
     for group in range(groups):
         parts = [batch.part((place != group).nonzero().flatten()) for batch, place in zip(problem.data, places, strict=True)]

@@ -34,6 +34,7 @@ from theodolite.problem.arguments import a_factory, a_loss, a_plain_function
 from theodolite.problem.batches import BatchParser
 from theodolite.problem.calling import Loss
 from theodolite.problem.derivatives.second_order import quiet_vmap
+from theodolite.problem.state_guard import cuda_devices, random_states_kept
 from theodolite.progress import counting
 from theodolite.results import Cost, Outcome
 from theodolite.training.fleets.data import FleetFeed, Shared
@@ -321,7 +322,7 @@ class Fleet:
             if tested is not None:
                 check_test(self._replicas.state, tested, self.loss)
         recorder = Recorder(len(self), dict(measure or {}), tested, self.loss)
-        with quiet_vmap(), torch.random.fork_rng(devices=[]):
+        with quiet_vmap(), random_states_kept(cuda_devices(self.module)):
             choice = self._choose(feed, orders)
             recorder.sample_bytes = choice.sample_bytes
             runs = self._runs(choice, feed, Rules(blow_up, until, stop), length)
@@ -372,7 +373,7 @@ class Fleet:
         choice = next(iter(self._choices.values()), None)
         route: Route = LoopRoute(self.module, self.loss, None) if choice is None else choice.route.for_chunk()
         width = evaluation_width(route, state.replicas, 2**20 if choice is None else choice.sample_bytes)
-        with quiet_vmap(), eval_mode(self.module), torch.random.fork_rng(devices=[]):
+        with quiet_vmap(), eval_mode(self.module), random_states_kept(cuda_devices(self.module)):
             found = all_outputs(route, state, feed, width)
         if found is None:
             raise ValueError(

@@ -11,7 +11,7 @@ from torch.func import vmap
 
 from theodolite.interrupts import called_within, unbroken_context
 from theodolite.problem.accuracy import right_answers
-from theodolite.problem.state_guard import modes_kept
+from theodolite.problem.state_guard import cuda_devices, modes_kept, random_states_kept
 from theodolite.training.fleets.data import FleetFeed
 from theodolite.training.fleets.routes import LoopRoute, Route
 from theodolite.training.fleets.state import FleetState
@@ -126,7 +126,7 @@ def _joined(pieces: Sequence[tuple[Tensor | None, int]]) -> Tensor | None:
 def check_test(state: FleetState, feed: FleetFeed, loss: Any) -> None:
     """Raise, in the shapes the user knows, where one model alone refuses the test data."""
     first = torch.zeros(1, dtype=torch.long, device=state.device)
-    with eval_mode(state.module), torch.random.fork_rng(devices=[]):
+    with eval_mode(state.module), random_states_kept(cuda_devices(state.module)):
         try:
             LoopRoute(state.module, loss, None).evaluate(state.rows(first), next(feed.parts(64)))
         except ValueError as error:

@@ -15,6 +15,7 @@ from theodolite.interrupts import unbroken, unbroken_context
 from theodolite.problem.activations import Call, Hooks
 from theodolite.problem.calling import Loss
 from theodolite.problem.derivatives.second_order import quiet_vmap
+from theodolite.problem.state_guard import cuda_devices, random_states_kept
 from theodolite.problem.tensors import bytes_of
 from theodolite.training.fleets.data import FleetBatch
 from theodolite.training.fleets.routes import Gradient, Gradients, LoopRoute, Route, VmapRoute
@@ -59,12 +60,12 @@ def choose_route(
     own = batch(slice(0, 1))
     first = torch.zeros(1, dtype=torch.long, device=state.device)
     alone = LoopRoute(module, loss, gradient)
-    with unbroken(torch.random.fork_rng(devices=[])), _convolution_work(module) as work:
+    with random_states_kept(cuda_devices(module)), _convolution_work(module) as work:
         before = torch.get_rng_state()
         single = alone(state.rows(first), own)  # a model that refuses the data says so here, in plain words
         draws = not torch.equal(before, torch.get_rng_state())
     single = single[0], Gradients({name: g.clone() for name, g in single[1].items()})  # the next pass overwrites them
-    with unbroken(torch.random.fork_rng(devices=[])):
+    with random_states_kept(cuda_devices(module)):
         activations = _kept_bytes(alone, state.rows(first), own)
     samples, weights = bytes_of(own.leaves), 2 * bytes_of(single[1])  # gradients, and as much for the optimizer's work
     each = (activations + samples) // own.size

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from theodolite.arguments import shown
 from theodolite.errors import ArgumentError
-from theodolite.interrupts import called_within, unbroken
+from theodolite.interrupts import called_within
 from theodolite.problem.calling import copy_model
+from theodolite.problem.state_guard import random_states_kept
 
 Factory = Callable[[int], nn.Module]
 Stack = dict[str, Tensor]  # name -> (R, *shape)
@@ -112,7 +113,7 @@ def stack_replicas(factory: Factory, seeds: Sequence[int]) -> FleetState:
     make = seeded_factory(factory)
     first: nn.Module | None = None
     columns: dict[str, list[Tensor]] = {}
-    with unbroken(torch.random.fork_rng(devices=range(torch.cuda.device_count()))):
+    with random_states_kept(range(torch.cuda.device_count())):
         for seed in seeds:
             torch.manual_seed(seed)
             model = make(seed)

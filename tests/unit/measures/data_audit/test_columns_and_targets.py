@@ -118,3 +118,20 @@ def test_targets_far_outside_the_others_are_outliers_where_they_are_few():
     assert audit_targets(linear(x, y)).outliers == ()  # a fifth of all: another kind of sample
     y[:60] = 0.0
     assert audit_targets(linear(x, y)).outliers == ()  # most targets are equal: there is no spread to measure with
+
+
+def test_all_outliers_are_found_and_their_share_is_estimated():
+    x = normal(6000, 2)
+    y = x[:, :1].clone()
+    wild = torch.randperm(6000, generator=torch.Generator().manual_seed(1))
+    y[wild[:60]] = 300.0 + 10 * normal(60, 1, seed=2)
+    problem = linear(x, y)
+    found, exact = audit_targets(problem, most=500), audit_targets(problem, most=6000)
+    assert sorted(found.outliers) == sorted(exact.outliers) == sorted(wild[:60].tolist())
+    for name in ("outlier_share", "explained"):
+        assert getattr(found, name) == pytest.approx(getattr(exact, name), abs=0.01)
+    assert found.means == pytest.approx(exact.means, rel=0.1)
+    y[wild[3:60]] = 0.0  # three in all: a sample of the samples misses them
+    few = audit_targets(linear(x, y), most=500)
+    assert sorted(few.outliers) == sorted(wild[:3].tolist())
+    assert few.outlier_share > 0.9

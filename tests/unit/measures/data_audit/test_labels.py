@@ -10,6 +10,7 @@ from torch import nn
 
 import theodolite as th
 from theodolite.measures.data_audit import audit_labels
+from theodolite.measures.data_audit import labels as label_audit
 from theodolite.measures.data_audit.labels import label_noise
 from theodolite.measures.data_audit.neighbours import RIDGES, LeaveOneOut, column_skill, permuted_copies, with_products
 from theodolite.measures.data_audit.views import SampleVectors, labels_of
@@ -165,3 +166,58 @@ def test_vectors_of_tokens_depend_on_tokens_and_not_on_the_batch():
     parts = th.Problem(model, nn.CrossEntropyLoss(), [(tokens[:5], y[:5]), (tokens[5:], y[5:])])
     rows = torch.arange(12)
     torch.testing.assert_close(SampleVectors(whole, rows).seen, SampleVectors(parts, rows).seen)
+
+
+class Sees(nn.Module):
+    """Knows targets over many powers of ten."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.scale * 10.0 ** (3 * x[:, :1])
+
+
+def test_a_model_of_targets_with_a_long_tail_is_measured_by_the_targets_as_they_are():
+    x = normal(400, 3)
+    y = 10.0 ** (3 * x[:, :1])
+    problem = th.Problem(Sees(), nn.MSELoss(), (x, y))
+    assert audit_labels(problem).model_skill > 0.99
+    assert audit_labels(problem, valid=problem.on((x[:200], y[:200]))).model_skill > 0.99
+
+
+@pytest.mark.parametrize("kind", ["classes", "numbers"])
+def test_validation_data_is_looked_at_in_part_and_in_batches_of_the_user(kind):
+    x = normal(3000, 2)
+    y, loss = (torch.arange(3000) % 2, nn.CrossEntropyLoss()) if kind == "classes" else (x.clone(), nn.MSELoss())
+    model = nn.Linear(2, 2)
+    problem = th.Problem(model, loss, [(x[i : i + 64], y[i : i + 64]) for i in range(0, 320, 64)])
+    valid = problem.on([(x[i : i + 64], y[i : i + 64]) for i in range(0, 3000, 64)])
+    sizes: list[int] = []
+    with model.register_forward_pre_hook(lambda _, args: sizes.append(len(args[0]))):
+        assert audit_labels(problem, valid=valid).validated
+    assert max(sizes) <= 64
+    assert sum(sizes) <= 320 + 1000
+
+
+def test_random_orders_of_many_classes_take_no_more_room_than_those_of_few(monkeypatch):
+    y = torch.arange(900) % 90
+    x = 0.5 * normal(90, 8)[y] + normal(900, 8, seed=1)  # each class has a place, and they overlap
+    rows = []
+    monkeypatch.setattr(label_audit, "permuted_copies", lambda *given: rows.append(permuted_copies(*given)) or rows[-1])
+    found = audit_labels(classifier(x, y))
+    shuffled = audit_labels(classifier(x, y[torch.randperm(900, generator=torch.Generator().manual_seed(0))]))
+    assert {part.shape for part in rows} == {(99, 900, 32)}
+    assert found.p_value == 0.01 < shuffled.p_value
+
+
+def test_long_vectors_are_projected_on_directions_drawn_once(monkeypatch):
+    x = normal(60, 300)
+    problem = th.Problem(nn.Linear(300, 2), nn.CrossEntropyLoss(), [(x[i : i + 6], torch.arange(6) % 2) for i in range(0, 60, 6)])
+    view = SampleVectors(problem, torch.arange(60))
+    drawn, randn = [], torch.randn
+    monkeypatch.setattr(torch, "randn", lambda *shape, **more: drawn.append(shape) or randn(*shape, **more))
+    again = view.of(problem, torch.arange(60))
+    assert drawn == [(300, 128)]
+    torch.testing.assert_close(again, view.seen)

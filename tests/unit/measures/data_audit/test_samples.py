@@ -8,6 +8,7 @@ from torch import nn
 
 import theodolite as th
 from theodolite.measures.data_audit import audit_samples, audit_validation
+from theodolite.measures.data_audit.discreteness import sample_keys
 from theodolite.measures.data_audit.samples import _area, two_sample_test
 
 
@@ -124,3 +125,15 @@ def test_a_shift_names_its_column_and_its_classes():
     assert found.shifts[0]["shift_in_spreads"] == pytest.approx(2, abs=0.3)
     assert found.separable - 3 * found.separable_error > 0.7
     assert found.class_shift == pytest.approx(0.5)
+
+
+def test_float64_inputs_are_compared_bit_by_bit():
+    stamps = 1.7e9 + torch.arange(400, dtype=torch.float64)[:, None]
+    model = nn.Linear(1, 2).double()
+    assert audit_samples(th.Problem(model, nn.CrossEntropyLoss(), (stamps, torch.arange(400) % 2))).repeated == 0
+    # Small whole numbers leave most of their bits empty, and still all rows differ.
+    rows = torch.cartesian_prod(*[torch.arange(16, dtype=torch.float64)] * 4)
+    keys = sample_keys(th.Problem(nn.Linear(4, 2).double(), nn.CrossEntropyLoss(), (rows, torch.arange(len(rows)) % 2)))
+    assert len(keys.unique()) == len(rows)
+    zeros = torch.tensor([[0.0], [-0.0]], dtype=torch.float64)
+    assert audit_samples(th.Problem(model, nn.CrossEntropyLoss(), (zeros, torch.tensor([0, 1])))).repeated == 0.5

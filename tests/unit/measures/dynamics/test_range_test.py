@@ -86,6 +86,14 @@ def test_the_model_and_the_optimizer_are_left_as_found_and_its_rate_is_drawn():
     assert optimizer.param_groups[0]["lr"] == 0.125
 
 
+def test_a_small_gradient_is_not_taken_for_none():
+    model = nn.Linear(4, 1, bias=False)
+    nn.init.ones_(model.weight)
+    x = 0.01 * torch.randn(64, 4, generator=torch.Generator().manual_seed(0))
+    found = th.lr_range_test(th.Problem(model, nn.MSELoss(), (x, torch.zeros(64, 1))), steps=20, sweeps=1, progress=False)
+    assert 0.01 < found.suggestion / found.critical.value < 1.0
+
+
 def test_what_cannot_be_swept_is_said():
     with pytest.raises(ValueError, match=r"low must lie below high. Got 1 and 0.5."):
         th.lr_range_test(quadratic(1.0), low=1.0, high=0.5)
