@@ -59,6 +59,12 @@ from theodolite.measures import dictionary as dictionary
 from theodolite.measures.stability import stability as stability
 from theodolite.measures.mode_connectivity import linear_path as linear_path
 
+# How often will it be wrong?
+from theodolite.measures.bounds import pac_bayes_bound as pac_bayes_bound
+from theodolite.measures.bounds import risk_certificate as risk_certificate
+from theodolite.measures.bounds import held_out_bound as held_out_bound
+from theodolite.measures.bounds import kl_inverse as kl_inverse
+
 # Reproduce
 from theodolite import experiments as experiments
 from theodolite import data as data

@@ -11,12 +11,17 @@ import torch
 from torch import Tensor
 
 from theodolite.measures.bounds.posterior import Block
+from theodolite.measures.hessian import firing_rates, weight_product
 from theodolite.operators.kronecker import FactorMapping, affine_layers, kronecker_factors
 from theodolite.problem import Problem
 
 Basis = Literal["kronecker", "standard", "isotropic", "low-rank"]
 #: How the standard deviations begin: by curvature, all at that of the prior, or at the size of the weights (the source).
 Start = Literal["curvature", "flat", "weights"]
+#: How bases are found again: at the present weights, not at all, or from products of the present weights.
+Refresh = Literal["iter", "once", "weights"]
+#: Samples from which bases are made.
+FACTOR_SAMPLES = 4000
 #: Weights of exactly zero count as this share of the layer's root mean square.
 _LEAST_WEIGHT = 1e-3
 
@@ -57,12 +62,36 @@ def layer_factors(problem: Problem, samples: int, seed: int = 0) -> FactorMappin
     return kronecker_factors(problem.with_batches(parts), sharing="expand")
 
 
+def blocks_in_basis(
+    problem: Problem,
+    blocks: Sequence[Block],
+    basis: Basis,
+    refresh: Refresh,
+    first: dict[str, tuple[Tensor, Tensor]],
+    seed: int = 0,
+    samples: int = FACTOR_SAMPLES,
+) -> list[Block]:
+    """The blocks in their basis at the weights of a problem; see `turned_blocks`."""
+    factors = layer_factors(problem, samples, seed)
+    output = None
+    if refresh == "weights" and basis in ("kronecker", "low-rank"):
+        before = {b.group: b.left for b in blocks if b.left is not None and b.mean.ndim == 2}
+        output = weight_product_bases(problem, factors, before)
+    return turned_blocks(problem, blocks, factors, basis, first, output)
+
+
 def turned_blocks(
-    problem: Problem, blocks: Sequence[Block], factors: FactorMapping, basis: Basis, right: dict[str, tuple[Tensor, Tensor]]
+    problem: Problem,
+    blocks: Sequence[Block],
+    factors: FactorMapping,
+    basis: Basis,
+    first: dict[str, tuple[Tensor, Tensor]],
+    output: Mapping[str, tuple[Tensor, Tensor]] | None = None,
 ) -> list[Block]:
     """The blocks in the basis of the factors, or with their curvature in their own coordinates.
 
-    `right` keeps the eigenvectors of inputs that do not change; it is added to.
+    `first` keeps eigenvalues and eigenvectors of the inputs of the first layer, which do not change; it is added to. `output` has
+    those of the outputs, by layer, where they are not those of `E[M]`.
     """
     place = {name: i for i, name in enumerate(problem.names)}
     by_weight = {problem.layers[name].weights[0]: name for name in factors}
@@ -74,23 +103,47 @@ def turned_blocks(
         if layer is None or factors[layer].groups > 1:
             found.append(block)
             continue
-        output, input_ = factors[layer].output.to(block.mean), factors[layer].input.to(block.mean)
+        curved, input_ = factors[layer].output.to(block.mean), factors[layer].input.to(block.mean)
         weight = by_weight.get(place[block.name]) == layer
-        if not weight and block.mean.shape != output.shape[:1]:
+        if not weight and block.mean.shape != curved.shape[:1]:
             found.append(block)  # neither the weight nor the bias
         elif basis in ("standard", "isotropic"):
-            diagonal = output.diagonal().clamp(min=0.0)
+            diagonal = curved.diagonal().clamp(min=0.0)
             found.append(replace(block, curvature=torch.outer(diagonal, input_.diagonal()) if weight else diagonal))
         else:
-            tau, left = _descending(output)
+            tau, left = _descending(curved) if output is None else (part.to(block.mean) for part in output[layer])
             if not weight:
                 found.append(block.turned(left, None, tau))
                 continue
-            if block.name not in right:
-                right[block.name] = _descending(input_)
-            gamma, vectors = right[block.name]
+            gamma, vectors = first[block.name] if block.name in first else _descending(input_)
+            if block is blocks[0]:
+                first[block.name] = gamma, vectors
             found.append(block.turned(left, vectors, torch.outer(tau, gamma)))
     return found
+
+
+def weight_product_bases(
+    problem: Problem, factors: FactorMapping, before: Mapping[str, Tensor]
+) -> dict[str, tuple[Tensor, Tensor]]:
+    """Eigenvalues and eigenvectors of `4^−(L−p) Sᵀ E[A] S`, S the product of the weights above layer p, by layer.
+
+    E[A] is the curvature of the loss in the network's output, the output Hessian of the last layer. Only as many directions as
+    the loss has are determined; the others are completed from those `before`, so that they do not jump.
+    """
+    names, weights, _ = firing_rates(problem, list(factors))
+    curvature = factors[names[-1]].output.double().cpu()
+    found = {names[-1]: _descending(factors[names[-1]].output)}
+    for place, name in enumerate(names[:-1]):
+        product = weight_product(weights[place + 1 :])
+        tau, left = _descending(product.T @ curvature @ product / 4.0 ** (len(names) - 1 - place))
+        determined = int((tau > 1e-12 * tau[0]).sum())
+        old = before.get(name, torch.eye(len(tau))).double().cpu()
+        sharp = left[:, :determined]
+        rest = old[:, determined:] - sharp @ (sharp.T @ old[:, determined:])
+        tau[determined:] = 0.0
+        found[name] = tau, torch.cat([sharp, torch.linalg.qr(rest)[0]], 1)
+    like = factors[names[0]].output
+    return {name: (tau.to(like), left.to(like)) for name, (tau, left) in found.items()}
 
 
 def _descending(matrix: Tensor) -> tuple[Tensor, Tensor]:

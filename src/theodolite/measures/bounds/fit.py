@@ -15,7 +15,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from theodolite.measures.bounds.blocks import Basis, Start, layer_factors, spread_out, turned_blocks
+from theodolite.measures.bounds.blocks import Basis, Refresh, Start, blocks_in_basis, spread_out
 from theodolite.measures.bounds.calculator import FEWEST, budget_of, kl_inverse
 from theodolite.measures.bounds.gibbs import smooth_error
 from theodolite.measures.bounds.noisy_network import NoisyNetwork
@@ -24,7 +24,6 @@ from theodolite.problem import Problem
 from theodolite.results import Row
 
 Objective = Literal["kl", "pinsker", "quadratic", "catoni"]
-Refresh = Literal["iter", "once", "weights"]
 
 #: What a fit minimises, as a function of the error rate and of B.
 OBJECTIVES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
@@ -35,8 +34,8 @@ OBJECTIVES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 #: Share of the new batch in the running error rate.
 _NEWS = 0.05
-#: Samples from which bases are made, and on which the first spread is chosen.
-FACTOR_SAMPLES, TRIED = 4000, 4000
+#: Samples on which the first spread is chosen.
+TRIED = 4000
 #: Weights of curvature among which the first spread is chosen, in units of n.
 STRENGTHS = tuple(10.0**e for e in (-3.0, -2.5, -2.0, -1.5, -1.0, -0.5, 0.0, 0.5))
 
@@ -68,7 +67,7 @@ class Fit:
         self.problem: Problem = network.problem
         self.n = network.samples.count
         self.generator = torch.Generator().manual_seed(seed)
-        self.right: dict[str, tuple[Tensor, Tensor]] = {}
+        self.first: dict[str, tuple[Tensor, Tensor]] = {}
         self.trace: list[Row] = []
         self.epoch = 0
         self.error = 0.5
@@ -91,12 +90,11 @@ class Fit:
             for _ in range(4):  # the best variance of the prior depends on the spread, and the spread on it
                 found = self._tied(spread_out(turned, "curvature", own, strength * self.n))
                 own = self._common(best_variances(found))
-            tried.append((self._bound_of(found, own), found))
+            tried.append((self.bound_of(found, own), found))
         return min(tried, key=lambda pair: pair[0])[1]
 
     def _in_basis(self, problem: Problem, blocks: Sequence[Block]) -> list[Block]:
-        factors = layer_factors(problem, FACTOR_SAMPLES, self.seed)
-        return turned_blocks(problem, blocks, factors, self.settings.basis, self.right)
+        return blocks_in_basis(problem, blocks, self.settings.basis, self.settings.refresh, self.first, self.seed)
 
     def _common(self, variances: dict[str, float]) -> dict[str, float]:
         """One variance of the prior for all groups, where layers have none of their own."""
@@ -131,8 +129,8 @@ class Fit:
         return free
 
     @torch.no_grad()
-    def _bound_of(self, blocks: Sequence[Block], variances: Mapping[str, float]) -> float:
-        """The objective at these blocks, by the smooth error on some samples."""
+    def bound_of(self, blocks: Sequence[Block], variances: Mapping[str, float], penalty: float = 0.0) -> float:
+        """The objective at these blocks, by the smooth error on some samples; `penalty` is in nats."""
         self.network.set_blocks(blocks)
         values = {b.name: (b.mean, (2 * b.log_std).exp()) for b in blocks}
         errors, seen = 0.0, 0
@@ -144,7 +142,7 @@ class Fit:
                 if seen >= TRIED:
                     break
         kl = sum(block.nats(variances[block.group]) for block in blocks)
-        q, b = (torch.tensor(v, dtype=torch.float64) for v in (min(errors / seen, 1.0), self._budget(max(kl, 0.0))))
+        q, b = (torch.tensor(v, dtype=torch.float64) for v in (min(errors / seen, 1.0), self._budget(max(kl, 0.0) + penalty)))
         return float(OBJECTIVES[self.settings.objective](q, b))
 
     def _budget(self, kl: float) -> float:
@@ -266,6 +264,40 @@ class Fit:
     def _objective(self, kl: float) -> float:
         q, b = (torch.tensor(v, dtype=torch.float64) for v in (min(max(self.error, 0.0), 1.0), self._budget(kl)))
         return float(OBJECTIVES[self.settings.objective](q, b))
+
+    def state(self) -> dict[str, Any]:
+        """All that a later `restore` needs to take the same epochs."""
+        tensors = {
+            "means": {name: mean.detach() for name, mean in self.means.items()},
+            "spreads": self.spreads,
+            "left": {b.name: b.left for b in self.blocks if b.left is not None},
+            "right": {b.name: b.right for b in self.blocks if b.right is not None},
+            "curvature": {b.name: b.curvature for b in self.blocks if b.curvature is not None},
+            "starts": {b.name: b.start for b in self.blocks},
+        }
+        facts = {"epoch": self.epoch, "error": self.error, "trace": self.trace, "order": self.generator.get_state()}
+        return {**tensors, **facts, "optimizer": self.optimizer.state_dict()}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Be where another fit of the same kind was."""
+        self.blocks = [
+            replace(
+                b,
+                start=state["starts"][b.name],
+                **{name: state[name].get(b.name) for name in ("left", "right", "curvature")},
+            )
+            for b in self.blocks
+        ]
+        with torch.no_grad():
+            for name in self.means:
+                self.means[name].copy_(state["means"][name])
+                self.spreads[name].copy_(state["spreads"][name])
+        self.epoch, self.error, self.trace = state["epoch"], state["error"], list(state["trace"])
+        self.generator.set_state(state["order"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.free = {b.name: self._free(b) for b in self.blocks}
+        self.network.set_blocks(self.blocks)
+        self.network.keep_inputs(self.settings.batch_size)
 
     def posterior(self) -> GaussianPosterior:
         blocks = tuple(replace(b, mean=b.mean.clone(), log_std=b.log_std.clone()) for b in self.current())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -35,7 +34,7 @@ class DrawnError:
         """What the error rate is at most, with probability 1 − δ over the draws (Hoeffding 1963, of unequal means).
 
         >>> round(DrawnError(0.4993, 50_000).upper(0.005), 4)
-        0.5065
+        0.5066
         """
         if self.value >= 1:
             return 1.0
@@ -99,15 +98,3 @@ def drawn_error(
     if network.by_sample:
         return DrawnError(wrong / total, total)
     return DrawnError(wrong / total, len(sizes), len(sizes) * max(sizes) / total)
-
-
-def mean_error(network: NoisyNetwork, weights: Mapping[str, Tensor], batch_size: int = 1000) -> float:
-    """The error rate of one network without noise."""
-    problem, wrong = network.problem, 0
-    tensors = problem.tensors([weights[name] for name in problem.names])
-    with problem.session(second=False), torch.no_grad():
-        for i, (_, batch) in enumerate(network.samples.epoch(batch_size)):
-            right = right_answers(problem.output(tensors, batch, i, check=False), batch.target, problem.loss_function)
-            assert right is not None
-            wrong += int((~right).sum())
-    return wrong / network.samples.count

@@ -64,9 +64,9 @@ class NoisyLayer:
     """One weight in rotated coordinates: `mean` and `variance` (m, r).
 
     `left` (m, m) and `right` (n, r) are the bases, None where coordinates are kept. Where r < n, the remaining directions of the
-    input keep the prior: their weights are those of `start`, the weight (m, n) at the centre of the prior, with variance `rest`.
-    `shared`: one draw for all positions of a sample. `known` are its inputs, where they are known beforehand. `recipe` is None for
-    an embedding.
+    input keep the prior: their weights are those of `start`, the weight (m, n) at the centre of the prior, with variance
+    `rest`. `shared`: one draw for all positions of a sample. `known` are its inputs, where they are known beforehand. `recipe` is
+    None for an embedding.
     """
 
     recipe: AffineLayer | None
@@ -215,10 +215,9 @@ class NoisyCalls(TorchFunctionMode):
         return torch.randn(*shape, generator=self.generator, dtype=like.dtype).to(like.device)
 
     def _has_placeholder(self, values: Sequence[Any]) -> bool:
-        return any(
-            id(v) in self.layers or id(v) in self.biases if isinstance(v, Tensor) else isinstance(v, list | tuple) and self._has_placeholder(v)
-            for v in values
-        )  # fmt: skip
+        tensors = [value for value in values if isinstance(value, Tensor)]
+        inside = [value for value in values if isinstance(value, list | tuple)]
+        return any(id(t) in self.layers or id(t) in self.biases for t in tensors) or any(map(self._has_placeholder, inside))
 
 
 def _check_convolution(module: Any, named: Mapping[str, Any]) -> None:

@@ -32,6 +32,8 @@ class Samples:
         self.starts = [0]
         for batch in self.batches:
             self.starts.append(self.starts[-1] + batch.size)
+        if len(self.batches) == 1:
+            return
         try:
             self.batches = [self.batches[0].joined(*self.batches[1:])]
         except (RuntimeError, StopIteration, TypeError):
@@ -99,7 +101,9 @@ class NoisyNetwork:
     def _layer(self, block: Block, like: NoisyLayer) -> NoisyLayer:
         kept = block.rank
         start = None if kept is None else block.parameter(block.start).reshape(like.mean.shape[0], -1)
-        return replace(like, left=block.left, right=block.right if kept is None else block.right[:, :kept], start=start, known=None)  # type: ignore[index]
+        return replace(
+            like, left=block.left, right=block.right if kept is None else block.right[:, :kept], start=start, known=None
+        )  # type: ignore[index]
 
     # How parameters are used
 
@@ -166,7 +170,14 @@ class NoisyNetwork:
         self.kept[name] = Inputs(*(None if part[0] is None else torch.cat(part) for part in parts))  # type: ignore[arg-type]
 
     def __call__(
-        self, rows: Tensor, batch: Batch, values: Values, generator: torch.Generator, variances: Mapping[str, float], *, open_last: bool
+        self,
+        rows: Tensor,
+        batch: Batch,
+        values: Values,
+        generator: torch.Generator,
+        variances: Mapping[str, float],
+        *,
+        open_last: bool,
     ) -> Drawn:
         """Inside a session: the outputs for a batch. `open_last`: without the noise of the last layer, which is told instead."""
         for name, layer in self.layers.items():
