@@ -55,7 +55,8 @@ def bernoulli_kl(q: Any, p: Any) -> Tensor:
     (0.6931471805599453, 0.0)
     """
     q, p = (torch.as_tensor(value, dtype=torch.float64) for value in (q, p))
-    return torch.special.xlogy(q, q / p) + torch.special.xlogy(1 - q, (1 - q) / (1 - p))
+    found: Tensor = torch.special.xlogy(q, q / p) + torch.special.xlogy(1 - q, (1 - q) / (1 - p))
+    return found
 
 
 @checked(q=_rates, budget=_budgets)
@@ -70,21 +71,21 @@ def kl_inverse(q: Any, budget: Any) -> Tensor:
     0.12
     """
     q, budget = (torch.as_tensor(value, dtype=torch.float64) for value in (q, budget))
-    return _KLInverse.apply(*torch.broadcast_tensors(q, budget))  # type: ignore[no-any-return, no-untyped-call]
+    return _KLInverse.apply(*torch.broadcast_tensors(q, budget))  # type: ignore[no-any-return]
 
 
 class _KLInverse(torch.autograd.Function):
     """The root by Newton's method; its derivatives by the implicit function theorem."""
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, budget: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, q: Tensor, budget: Tensor) -> Tensor:
         distance = _distance(q, budget)
         p = (q + distance).clamp(max=1.0)
         ctx.save_for_backward(q, p, distance)
         return p
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
         q, p, distance = ctx.saved_tensors
         by_budget = p * (1 - p) / distance  # 1 / (∂kl/∂p)
         # −∂kl/∂q: the log of the ratio of odds

@@ -255,6 +255,10 @@ def pac_bayes_bound(
         batch_size=batch_size,
         delta=delta,
     )
+    if rank is not None and posterior not in ("kronecker", "low-rank"):
+        raise ArgumentError(
+            f"rank counts directions of Kronecker factors: it belongs to 'kronecker' and 'low-rank', not {posterior!r}."
+        )
     network = NoisyNetwork(problem, Samples(problem), make_blocks(problem, centre.weights, rank=rank))
     fit = Fit(network, list(network.blocks.values()), settings, seed)
     folder = None if checkpoint is None else Path(checkpoint)

@@ -165,7 +165,8 @@ class NoisyCalls(TorchFunctionMode):
         self.layers, self.biases, self.samples, self.generator = layers, biases, samples, generator
         self.last, self.calls = last, calls
         self.moments: tuple[Tensor, Tensor, Inputs] | None = None
-        for part in (*layers.values(), *biases.values()):
+        parts: tuple[NoisyLayer | NoisyBias, ...] = (*layers.values(), *biases.values())
+        for part in parts:
             part.drawn = None
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:

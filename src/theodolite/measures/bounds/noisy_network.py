@@ -99,11 +99,11 @@ class NoisyNetwork:
                 self.last = new
 
     def _layer(self, block: Block, like: NoisyLayer) -> NoisyLayer:
-        kept = block.rank
-        start = None if kept is None else block.parameter(block.start).reshape(like.mean.shape[0], -1)
-        return replace(
-            like, left=block.left, right=block.right if kept is None else block.right[:, :kept], start=start, known=None
-        )  # type: ignore[index]
+        layer = replace(like, left=block.left, right=block.right, start=None, known=None)
+        if block.rank is None or block.right is None:
+            return layer
+        start = block.parameter(block.start).reshape(len(block.mean), -1)
+        return replace(layer, right=block.right[:, : block.rank], start=start)
 
     # How parameters are used
 
@@ -197,9 +197,9 @@ class NoisyNetwork:
         if not self.layers:
             return Drawn(self._with_one_draw(batch, values, generator))
         for name, layer in self.layers.items():
-            mean, variance = values[name]
-            kept = self.blocks[name].rank
-            layer.mean, layer.variance = (mean, variance) if kept is None else (mean[:, :kept], variance[:, :kept])
+            layer.mean, layer.variance = values[name]
+            if layer.start is not None:
+                layer.mean, layer.variance = (self.blocks[name].own(t) for t in values[name])
         for name, bias in self.biases.items():
             bias.mean, bias.variance = values[name]
         layers = {id(self.placeholders[name]): layer for name, layer in self.layers.items()}
@@ -209,7 +209,8 @@ class NoisyNetwork:
         if mode.moments is None:
             return Drawn(output)
         assert self.last is not None
-        return Drawn(output, *mode.moments[:2], self.last.left)
+        mean, variance, _ = mode.moments
+        return Drawn(output, mean, variance, self.last.left)
 
     def _with_one_draw(self, batch: Batch, values: Values, generator: torch.Generator) -> Tensor:
         """One network for the whole batch."""

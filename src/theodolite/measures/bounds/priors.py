@@ -177,7 +177,6 @@ def _usual_recipe(problem: Problem, mine: Problem, seed: int, progress: bool | N
     """Adam for twenty epochs on batches of 128."""
     batch = next(iter(mine.data)) if len(mine.data) == 1 else None
     data: Any = [(b.args[0], b.target) for b in mine.data] if batch is None else (batch.args[0], batch.target)
-    model = problem.model.train()
-    size = {} if batch is None else {"batch_size": 128}
+    model, size = problem.model.train(), None if batch is None else 128
     optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=1e-3)
-    train(model, problem.loss_function, data, optimizer, epochs=20, seed=seed, progress=progress, every=10**9, **size)
+    train(model, problem.loss_function, data, optimizer, epochs=20, seed=seed, progress=progress, every=10**9, batch_size=size)

@@ -122,7 +122,8 @@ class _Steps:
         seed: int,
     ) -> None:
         self.problem, self.method, self.delta, self.factor_samples, self.seed = problem, method, delta, samples, seed
-        self.samples, self.first = Samples(problem), {}
+        self.samples = Samples(problem)
+        self.first: dict[str, tuple[Tensor, Tensor]] = {}
         self.generator = torch.Generator().manual_seed(seed)
         blocks = make_blocks(problem, start)
         variances = {b.group: math.exp(2 * FIRST_RHO) for b in blocks}
