@@ -55,7 +55,8 @@ def smooth_error(drawn: Drawn, target: Tensor, loss: object) -> Tensor:
     left = torch.eye(logits.shape[1], dtype=logits.dtype, device=logits.device) if drawn.left is None else drawn.left
     if logits.shape[1] == 1:
         sign = 2.0 * labels.to(logits) - 1
-        wrong: Tensor = torch.special.ndtr(-sign * logits[:, 0] / (drawn.variance @ left.square().T)[:, 0].clamp(min=1e-20).sqrt()).mean()
+        spread = (drawn.variance @ left.square().T)[:, 0].clamp(min=1e-20).sqrt()
+        return torch.special.ndtr(-sign * logits[:, 0] / spread).mean()  # type: ignore[no-any-return]
     pairs = (left[:, None] - left[None]).square()  # (C, C, m)
     spread = torch.einsum("bcm,bm->bc", pairs[labels], drawn.variance).clamp(min=1e-20).sqrt()
     ahead = logits.gather(1, labels[:, None]) - logits
