@@ -136,7 +136,7 @@ def squared_error() -> Any:
 
 def trained(**given: Any) -> bool:
     with trials.in_training(**given):
-        return given["model"].training
+        return given["problem"].model.training
 
 
 def fitted(**settings: Any) -> Any:
