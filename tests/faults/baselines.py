@@ -136,7 +136,7 @@ def squared_error() -> Any:
 
 def trained(**given: Any) -> bool:
     with trials.in_training(**given):
-        return given["model"].training
+        return given["problem"].model.training
 
 
 def fitted(**settings: Any) -> Any:
@@ -432,7 +432,8 @@ BASELINES: dict[str, Callable[[], Arguments]] = {
     "measures.trials.Setup.set_lr": lambda: {"lr": 0.2},
     "measures.trials.cannot_restart": lambda: {"model": network()},
     "measures.trials.copied_setup": lambda: with_optimizer(lr=0.1, batch_size=3, seed=0),
-    "measures.trials.in_training": lambda: {"model": network(), "seed": 0},
+    "measures.trials.in_one_batch": lambda: {"problem": problem()},
+    "measures.trials.in_training": lambda: {"problem": problem(), "seed": 0},
     "measures.trials.loss_of": lambda: {"model": network(), "problem": problem()},
     "measures.trials.outcome_of": lambda: {"trial": {"not_tried": "", "start": 2.0, "own": 2.0, "changed": 1.0, "steps": 8}},
     "measures.trials.random_batches": lambda: {"problem": problem(), "batch_size": 3, "steps": 2, "seed": 0},
