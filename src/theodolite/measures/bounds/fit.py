@@ -165,7 +165,7 @@ class Fit:
             {"params": list(self.spreads.values()), "lr": settings.rate_of_spread},
         ]
         kinds: dict[str, Any] = {
-            "adam": lambda g: torch.optim.Adam(g, betas=(0.9, 0.99)),
+            "adam": lambda g: torch.optim.Adam(g, betas=(0.9, 0.99), fused=True),
             "rmsprop": torch.optim.RMSprop,
             "sgd": lambda g: torch.optim.SGD(g, lr=settings.rate, momentum=0.9),
         }
@@ -188,7 +188,7 @@ class Fit:
         with self.problem.session(second=False):
             for i, (rows, batch) in enumerate(self.network.samples.epoch(settings.batch_size, self.generator)):
                 self._set_rates((self.epoch + i / steps) / settings.epochs)
-                if i % 10 == 0:
+                if i % max(10, steps // 10) == 0:
                     slopes = self._slopes()
                 self._step(rows, batch, *slopes)
         self.epoch += 1
@@ -209,7 +209,7 @@ class Fit:
     def _step(self, rows: Tensor, batch: Any, by_error: float, by_nat: float) -> None:
         """One step on the bound: the smooth error by autograd, the divergence by its formula."""
         with torch.no_grad():
-            variances = {name: (2 * spread).exp() for name, spread in self.spreads.items()}
+            variances = {name: (2 * spread).exp_() for name, spread in self.spreads.items()}
         for variance in variances.values():
             variance.requires_grad_()
         values = {name: (mean, variances[name]) for name, mean in self.means.items()}
@@ -227,9 +227,9 @@ class Fit:
         """`∂KL/∂mean = (mean − start)/λ` and `∂KL/∂log std = s/λ − 1` on top of the gradient of the error."""
         mean, scale = self.means[block.name], self.scales[block.group]
         assert mean.grad is not None
-        mean.grad.add_(mean.detach() - block.start, alpha=by_nat / scale)
+        mean.grad.add_(mean.detach(), alpha=by_nat / scale).sub_(block.start, alpha=by_nat / scale)
         slope = variance.grad if variance.grad is not None else torch.zeros_like(variance)
-        slope = variance.detach() * (2 * slope + by_nat / scale) - by_nat
+        slope.mul_(2.0).add_(by_nat / scale).mul_(variance.detach()).sub_(by_nat)
         if block.rank is not None:
             mean.grad[:, block.rank :] = 0.0
             slope[:, block.rank :] = 0.0
@@ -307,4 +307,5 @@ class Fit:
     def posterior(self) -> GaussianPosterior:
         blocks = tuple(replace(b, mean=b.mean.clone(), log_std=b.log_std.clone()) for b in self.current())
         variances = self._common(best_variances(blocks))
-        return GaussianPosterior(blocks=blocks, variances=variances, basis=self.settings.basis, seed=self.seed)
+        one = not self.settings.layer_scales
+        return GaussianPosterior(blocks=blocks, variances=variances, basis=self.settings.basis, one_variance=one, seed=self.seed)

@@ -87,7 +87,8 @@ def drawn_error(
     wrong, sizes = 0, []
     problem = network.problem
     with problem.session(second=False), torch.no_grad(), counting("drawing networks", progress=progress, total=passes) as count:
-        network.keep_inputs(batch_size)
+        if passes > 1:
+            network.keep_inputs(batch_size)
         for _ in range(passes):
             for rows, batch in network.samples.epoch(batch_size):
                 drawn = network(rows, batch, values, generator, posterior.variances, open_last=False)

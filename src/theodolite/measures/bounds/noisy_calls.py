@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -44,6 +45,10 @@ class Inputs:
     turned: Tensor
     start: Tensor | None = None
     rest: Tensor | None = None
+
+    @cached_property
+    def squares(self) -> Tensor:
+        return self.turned.square()
 
     def at(self, rows: Tensor) -> Inputs:
         """Those of some samples."""
@@ -101,7 +106,7 @@ class NoisyLayer:
 
     def moments(self, x: Inputs, bias: NoisyBias | None) -> tuple[Tensor, Tensor]:
         """Mean and variance (B, m) of the outputs in their basis; the part of `start` is not in it."""
-        mean, variance = x.turned @ self.mean.T, x.turned.square() @ self.variance.T
+        mean, variance = x.turned @ self.mean.T, x.squares @ self.variance.T
         if x.rest is not None:
             variance = variance + self.rest * x.rest[:, None]
         if bias is not None:

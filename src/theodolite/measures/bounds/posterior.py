@@ -97,12 +97,13 @@ class Block:
 class GaussianPosterior(Result):
     """`Q = N(w, R diag(s) Rᵀ)` beside the prior `P = N(w₀, λ I)`, with a λ for each group of parameters (a layer).
 
-    `basis` names the kind of R.
+    `basis` names the kind of R; `one_variance` says that λ is one for all groups by design, and its choice paid for once.
     """
 
     blocks: tuple[Block, ...]
     variances: dict[str, float]
     basis: str
+    one_variance: bool = False
 
     @property
     def size(self) -> int:
@@ -122,7 +123,9 @@ class GaussianPosterior(Result):
         found = {group: rounded_variance(variance) for group, variance in self.variances.items()}
         variances = {group: variance for group, (variance, _) in found.items()}
         blocks = tuple(block.beside(variances[block.group]) for block in self.blocks)
-        return replace(self, blocks=blocks, variances=variances), {group: grid_penalty(j) for group, (_, j) in found.items()}
+        prices = {group: grid_penalty(j) for group, (_, j) in found.items()}
+        paid = {"all layers": next(iter(prices.values()))} if self.one_variance else prices
+        return replace(self, blocks=blocks, variances=variances), paid
 
     def prior(self) -> GaussianPosterior:
         """The prior itself as a posterior: its divergence is zero."""
