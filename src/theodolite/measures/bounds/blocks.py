@@ -22,6 +22,8 @@ Start = Literal["curvature", "flat", "weights"]
 Refresh = Literal["iter", "once", "weights"]
 #: Samples from which bases are made.
 FACTOR_SAMPLES = 4000
+#: Inputs of a layer with so many times fewer outputs keep their coordinates: turning them would cost more than all the layer does.
+WIDE = 50
 #: Weights of exactly zero count as this share of the layer's root mean square.
 _LEAST_WEIGHT = 1e-3
 
@@ -121,7 +123,10 @@ def turned_blocks(
             gamma, vectors = first[block.name] if block.name in first else _descending(input_)
             if block is blocks[0]:
                 first[block.name] = gamma, vectors
-            found.append(block.turned(left, vectors, torch.outer(tau, gamma)))
+            if len(gamma) > WIDE * len(tau) and block.rank is None:
+                found.append(block.turned(left, None, torch.outer(tau, input_.diagonal())))
+            else:
+                found.append(block.turned(left, vectors, torch.outer(tau, gamma)))
     return found
 
 
