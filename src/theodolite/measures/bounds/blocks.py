@@ -22,7 +22,7 @@ Start = Literal["curvature", "flat", "weights"]
 Refresh = Literal["iter", "once", "weights"]
 #: Samples from which bases are made.
 FACTOR_SAMPLES = 4000
-#: Inputs of a layer with so many times fewer outputs keep their coordinates: turning them would cost more than all the layer does.
+#: Inputs of a layer with so many times fewer outputs keep their coordinates: turning them would cost more than the layer itself.
 WIDE = 50
 #: Weights of exactly zero count as this share of the layer's root mean square.
 _LEAST_WEIGHT = 1e-3
