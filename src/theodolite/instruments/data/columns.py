@@ -163,8 +163,8 @@ def _namer(problem: Problem, result: ColumnAudit) -> Callable[[Row], str]:
     """How a sentence calls a column: by its name in quotes, or by its number."""
     if result.channels:
         return lambda row: str(row["column"])
-    named = problem.data.columns is not None and len(problem.data.columns) == len(result.table)
-    return lambda row: f"'{row['column']}'" if named else f"column {row['column']}"
+    known = problem.data.columns or ()
+    return lambda row: f"'{row['column']}'" if row["column"] in known else f"column {row['column']}"
 
 
 def _reach(result: ColumnAudit) -> str:
