@@ -115,6 +115,17 @@ def test_what_was_finished_is_shown_after_one_line(tmp_path, monkeypatch, capsys
     assert "The page is" in said.out
 
 
+def test_what_ran_before_the_rest_was_timed_is_counted(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("theodolite.instruments.survey_run.price_steps", lambda *args, **more: press())
+    with pytest.raises(SystemExit) as ended:
+        main([*SURVEY])
+    said = capsys.readouterr()
+    assert ended.value.code == 130
+    assert "Interrupted; what was finished follows." in said.err.splitlines()
+    assert "1 instrument in" in said.out
+
+
 @pytest.mark.parametrize("meets", ["open_context", "_facts"])
 def test_a_survey_that_has_yet_to_begin_or_has_just_ended_says_one_line(meets, tmp_path, monkeypatch, capsys):
     """Between the instruments nothing of ours catches the signal."""

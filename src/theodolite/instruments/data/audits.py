@@ -139,7 +139,7 @@ class Weighting(Instrument):
     def remedies(self, context: SurveyContext, result: BatchAudit) -> Mapping[str, Remedy]:
         """The balanced loss also judges both trainings: losses of different weights cannot be compared."""
         found, loss = positive_weights(context.problem), context.problem.loss_function
-        if found is None or not any(self._positives(context)) or loss is None:
+        if found is None or not any(self._positives(context)) or not isinstance(loss, nn.BCEWithLogitsLoss):
             return {}
         balanced = nn.BCEWithLogitsLoss(
             weight=loss.weight, reduction=loss.reduction, pos_weight=found.balanced.to(loss.pos_weight)
