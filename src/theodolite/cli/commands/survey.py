@@ -91,6 +91,8 @@ def survey(
 
         subject, held = load(data), load_test_part(load, valid, data)
         subject = replace(subject, valid=None if held is None else held.data)
+        if subject.why_loss:
+            say(f"Loss: {subject.why_loss}.", err=True)
     elif loss or samples or batch_size or valid:
         raise ValueError(
             "--loss, --samples, --batch-size and --valid go with --model or --data; the embedded example has its own."

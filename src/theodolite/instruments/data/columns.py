@@ -265,8 +265,7 @@ class Targets(Instrument):
 
     def remedies(self, context: SurveyContext, result: TargetAudit) -> Mapping[str, Remedy]:
         causes = {f.cause for f in self.findings(context, result)}
-        advice = f"leave {plural(len(result.outliers), 'sample')} out whose targets lie far outside the others"
-        found = {"outliers": leave_out(context, list(result.outliers), advice)} if "outliers" in causes else {}
+        found = {"outliers": leave_out(context, list(result.outliers), "leave the outliers out")} if "outliers" in causes else {}
         return {**found, **self._standardised(context, result)} if "target scale" in causes else found
 
     def _standardised(self, context: SurveyContext, result: TargetAudit) -> Mapping[str, Remedy]:
