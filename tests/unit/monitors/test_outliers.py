@@ -23,7 +23,7 @@ def monitor() -> th.Monitor:
     model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 1))
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     with th.Monitor(nn.MSELoss(), alerts=False, budget=None) as found:
-        for step in range(400):
+        for step in range(250):
             rows = torch.randint(1600, (50,), generator=generator) if step > 1 else torch.arange(step, 1600, 40)[:50]
             optimizer.zero_grad()
             nn.functional.mse_loss(model(x[rows]), y[rows]).backward()
@@ -42,7 +42,7 @@ def test_the_verdict_names_the_samples_and_is_not_too_early(monitor):
     report = monitor.report()
     assert "Too early" not in report.verdict
     assert "a few samples carry" in report.verdict.lower()
-    assert [alert.cause for alert in report.alerts] == ["outliers"]
+    assert "outliers" in [finding.cause for finding in report.findings]
 
 
 @pytest.mark.parametrize(
