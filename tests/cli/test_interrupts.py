@@ -72,7 +72,17 @@ def said_by_the_command() -> None:
         press()
 
 
-MEETS = [as_it_comes, turned_into_another_error, turned_into_a_failure, lost_in_a_callback, said_by_the_command]
+def turned_into_130() -> None:
+    """As typer does: a command that ends with 130 has not said why for that."""
+    try:
+        press()
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+
+
+MEETS = [
+    as_it_comes, turned_into_another_error, turned_into_a_failure, turned_into_130, lost_in_a_callback, said_by_the_command,
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("meets", MEETS)
@@ -103,6 +113,29 @@ def test_what_was_finished_is_shown_after_one_line(tmp_path, monkeypatch, capsys
     assert ended.value.code == 130
     assert [line for line in said.err.splitlines() if "Interrupted" in line] == ["Interrupted; what was finished follows."]
     assert "The page is" in said.out
+
+
+def test_what_ran_before_the_rest_was_timed_is_counted(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("theodolite.instruments.survey_run.price_steps", lambda *args, **more: press())
+    with pytest.raises(SystemExit) as ended:
+        main([*SURVEY])
+    said = capsys.readouterr()
+    assert ended.value.code == 130
+    assert "Interrupted; what was finished follows." in said.err.splitlines()
+    assert "1 instrument in" in said.out
+
+
+@pytest.mark.parametrize("meets", ["open_context", "_facts"])
+def test_a_survey_that_has_yet_to_begin_or_has_just_ended_says_one_line(meets, tmp_path, monkeypatch, capsys):
+    """Between the instruments nothing of ours catches the signal."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(f"theodolite.instruments.survey_run.{meets}", lambda *args, **more: press())
+    with pytest.raises(SystemExit) as ended:
+        main(["survey", "--only", "batches"])
+    assert ended.value.code == 130
+    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("Interrupted")]
+    assert said == ["Interrupted."]
 
 
 def test_findings_are_there_though_the_page_is_not(tmp_path, monkeypatch, capsys):

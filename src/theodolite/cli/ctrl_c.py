@@ -14,10 +14,12 @@ from theodolite.interrupts import HandledBy, press_again, unbroken_context
 
 
 class Interrupted(SystemExit):
-    """The end of a command that has said its one line."""
+    """The end of a command that has said its one line, here or, without a `sentence`, before."""
 
-    def __init__(self, sentence: str) -> None:
+    def __init__(self, sentence: str = "") -> None:
         super().__init__(130)
+        if not sentence:
+            return
         with suppress(OSError, ValueError):  # nobody listens
             sys.stderr.write(f"{sentence}\n")
 
@@ -60,8 +62,9 @@ def ctrl_c_exits(*, own_process: bool = False) -> Iterator[Callable[[], bool]]:
         with HandledBy(interrupt):
             yield came.is_set
     except BaseException as error:
-        said = isinstance(error, SystemExit) and error.code in (None, 0, 130)  # a command that ends with 130 has said why
-        if isinstance(error, KeyboardInterrupt) or (came.is_set() and not said):
+        # Only our own end has said its line: typer makes a bare 130 of an interruption that nobody has caught.
+        done = isinstance(error, Interrupted) or (isinstance(error, SystemExit) and error.code in (None, 0))
+        if isinstance(error, KeyboardInterrupt) or (came.is_set() and not done):
             raise Interrupted("Interrupted.") from None
         raise
     finally:

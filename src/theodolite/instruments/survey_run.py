@@ -216,9 +216,9 @@ def survey(
     try:
         with stages(len(run.instruments), progress=progress) as begin:
             run.all(begin)
+        return _surveyed(run, title, known, seed)
     except KeyboardInterrupt as interrupt:
         raise SurveyInterrupted(_surveyed(run, title, known, seed)) from interrupt
-    return _surveyed(run, title, known, seed)
 
 
 class SurveyInterrupted(KeyboardInterrupt):
@@ -450,7 +450,14 @@ class _Run:
 
     def all(self, begin: Stage) -> None:
         """Everything: the rows say what was expected, what it took, and what was left out."""
-        steps = self.prepare()
+        try:
+            steps = self.prepare()
+        except KeyboardInterrupt:
+            for instrument in self.instruments:
+                if instrument.name in self._first:
+                    row = row_of(Step(instrument, (), reason="before anything could be priced"))
+                    self.rows.append({**row, "state": "done", "reason": "", "took": self._first[instrument.name]})
+            raise
         for place, step in enumerate(steps):
             begin(step.instrument.title)
             self._one(step, steps[place + 1 :])

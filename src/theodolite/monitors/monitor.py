@@ -36,7 +36,7 @@ from theodolite.monitors.spikes.detector import SpikeDetector
 from theodolite.monitors.spikes.diagnosis import Spike, finding_of
 from theodolite.monitors.spikes.tracker import Diagnosis, Situation, SpikeTracker
 from theodolite.monitors.watching.recorder import StepStats, trained
-from theodolite.monitors.watching.watched_model import StepLoss, WatchedModel
+from theodolite.monitors.watching.watched_model import StepLoss, StepRecord, WatchedModel
 from theodolite.operators.matrices import MatrixName, check_matrix_or_none
 from theodolite.problem import Problem
 from theodolite.problem.arguments import a_loss, a_module, an_optimizer, some_data
@@ -185,14 +185,19 @@ class Monitor(UnbrokenContext["Monitor"]):
         for text in diagnosis.notes:
             self._measure.note(text)
         self._write(record.stats, self._measure.samples[known:], diagnosis.spikes, look)
-        self._raise_alerts(look is not None)
+        self._raise_alerts(watched, record, looked=look is not None)
         watched.keep(record)
 
-    def _raise_alerts(self, looked: bool) -> None:
+    def _weights_fine(self, watched: WatchedModel, record: StepRecord, limit: float) -> bool:
+        """Whether the loss of the probe, or of most of this batch, lies below a limit."""
+        losses = (self._measure.probe_loss(watched), self._measure.typical_loss(watched, record.batches))
+        return any(loss is not None and loss < limit for loss in losses)
+
+    def _raise_alerts(self, watched: WatchedModel, record: StepRecord, *, looked: bool) -> None:
         """What the step and the look have shown that should not wait."""
         samples = self._progress.samples
         reference = None if not samples else max(samples[-1].loss.reference, self._progress.course.began)
-        alerts = list(self._alerts.step(self.steps, reference))
+        alerts = list(self._alerts.step(self.steps, reference, partial(self._weights_fine, watched, record)))
         if looked:
             here = AlertSituation(samples, edge_of(self._measure.samples), self._tracker.spikes, self.steps)
             alerts += self._alerts.look(here)

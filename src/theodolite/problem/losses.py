@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional
 
 #: Modules that compare each number of the output with one of the target.
@@ -28,3 +28,21 @@ def compares_numbers(loss: Any) -> bool:
     (True, True, False)
     """
     return isinstance(loss, ELEMENTWISE) or any(loss is known for known in (*BROADCASTING, *BINARY))
+
+
+def is_binary(loss: Any) -> bool:
+    """Whether a loss is known to be one of probabilities, whose targets lie between 0 and 1."""
+    return isinstance(loss, BINARY[:2]) or any(loss is known for known in BINARY[2:])
+
+
+def best_rate(mean: Tensor, loss: Any) -> Tensor:
+    """The probability that loses least where targets have this mean: `w m / (w m + 1 - m)`, with `w` the loss's `pos_weight`.
+
+    >>> best_rate(Tensor([0.1]), nn.BCEWithLogitsLoss(pos_weight=Tensor([9.0])))
+    tensor([0.5000])
+    """
+    weight = getattr(loss, "pos_weight", None)
+    if not isinstance(weight, Tensor):
+        return mean
+    weighted = weight.detach().to(mean) * mean
+    return weighted / (weighted + 1 - mean)

@@ -19,6 +19,10 @@ CAUSES: dict[str, tuple[str, ...]] = {
         "target scale", "rate too high", "rate too low", "exploding gradients", "batch too small", "overfitting", "not learning",
     ),
     "target scale": ("rate too high", "rate too low", "exploding gradients", "dead layer", "dead units"),
+    "pos_weight": (
+        "class imbalance", "rate too high", "rate too low", "exploding gradients", "batch too small", "overfitting",
+        "not learning",
+    ),
     "summed loss": ("rate too high", "exploding gradients", "no warm-up", "dead layer"),
     "schedule ended": ("rate too low",),
     "weight decay": ("rate too low", "rate too high", "vanishing gradients", "dead layer", "dead units"),

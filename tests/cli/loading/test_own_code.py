@@ -8,6 +8,7 @@ from torch import nn
 
 import theodolite as th
 from tests.cli.loading.conftest import one_line
+from theodolite.cli import main
 from theodolite.cli.loading.subject import load_subject
 
 FILE = """
@@ -252,3 +253,37 @@ def test_a_file_that_does_not_import_is_one_line(here, text, message):
     with pytest.raises(ValueError, match="could not be imported") as error:
         load_subject("mine_bad:net", None)
     assert message in one_line(error)
+
+
+CHOSEN = """
+import pandas as pd
+import torch
+from torch import nn
+
+x = torch.randn(60, 3)
+frame = pd.DataFrame(x.numpy(), columns=["age", "income", "rooms"])
+prices = (frame, frame[["age"]] * 2)
+kinds = (frame, pd.Series(pd.Categorical.from_codes([0, 1] * 30, ["a", "b"])))
+several = (x, (x > 1).float())
+build = lambda: nn.Linear(3, 1)
+two = lambda: nn.Linear(3, 2)
+wide = lambda: nn.Linear(3, 3)
+"""
+
+
+@pytest.mark.parametrize(
+    ("model", "data", "kind", "said"),
+    [
+        ("build", "prices", nn.MSELoss, "squared error was chosen"),
+        ("two", "kinds", nn.CrossEntropyLoss, "cross-entropy was chosen"),
+        ("wide", "several", nn.BCEWithLogitsLoss, "binary cross-entropy was chosen"),
+    ],
+)
+def test_the_loss_follows_from_tables_and_from_rows_of_0_and_1(model, data, kind, said, tmp_path, monkeypatch, capsys):
+    (tmp_path / "choice.py").write_text(CHOSEN)
+    monkeypatch.chdir(tmp_path)
+    assert isinstance(load_subject(f"choice:{model}", f"choice:{data}").loss, kind)
+    with pytest.raises(SystemExit) as ended:
+        main(["survey", "--model", f"choice:{model}", "--data", f"choice:{data}", "--only", "batches", "--lr", "0.1"])
+    assert ended.value.code == 0
+    assert f"Loss: {said}" in capsys.readouterr().err

@@ -280,6 +280,32 @@ def test_a_balanced_loss_keeps_its_settings(make, reduction):
     assert weights[1] / weights[0] == pytest.approx(19)
 
 
+def several_labels() -> Pair:
+    generator = torch.Generator().manual_seed(0)
+    x, noise = torch.randn(800, 30, generator=generator), 0.3 * torch.randn(800, 4, generator=generator)
+    return x, (x @ torch.randn(30, 4, generator=generator) / 30**0.5 + noise > 1.3).float()
+
+
+@pytest.mark.parametrize("factor", [200.0, None])
+def test_a_wrong_pos_weight_is_named_and_the_right_one_tried(factor):
+    x, y = several_labels()
+    right = (1 - y).sum(0) / y.sum(0)
+    loss = nn.BCEWithLogitsLoss(pos_weight=1 / right if factor is None else factor * right)
+    found = look(mlp(30, 32, 4), loss, (x, y), lr=3e-3, optimizer="adamw", trials=True)
+    wrong = one(found, "pos_weight")
+    assert [f.cause for f in serious(found)] == ["pos_weight"]
+    assert f"times too {'small' if factor is None else 'large'}" in wrong.sentence
+    assert found.results["trials"].of("pos_weight")["better"]
+    assert found.causes == ("pos_weight",)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 1.0, 1.5])
+def test_a_pos_weight_between_none_and_the_balanced_one_is_no_alarm(share):
+    x, y = several_labels()
+    loss = nn.BCEWithLogitsLoss(pos_weight=((1 - y).sum(0) / y.sum(0)) ** share)
+    assert serious(look(mlp(30, 32, 4), loss, (x, y))) == []
+
+
 def test_validation_samples_from_the_training_data_and_from_elsewhere():
     (x, y), (vx, vy) = digits()
     leaked = look(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from theodolite.cli.ctrl_c import exit_when_interrupted
+from theodolite.cli.ctrl_c import Interrupted, exit_when_interrupted
 from theodolite.cli.terminal import Samples, Seed, check_folder, print_json, say, with_notes
 from theodolite.text import duration, listed, plural, printable
 
@@ -91,6 +91,8 @@ def survey(
 
         subject, held = load(data), load_test_part(load, valid, data)
         subject = replace(subject, valid=None if held is None else held.data)
+        if subject.why_loss:
+            say(f"Loss: {subject.why_loss}.", err=True)
     elif loss or samples or batch_size or valid:
         raise ValueError(
             "--loss, --samples, --batch-size and --valid go with --model or --data; the embedded example has its own."
@@ -103,7 +105,7 @@ def survey(
     if dry_run:
         _show_plan(plan_survey(*form, **given), as_json)
         raise typer.Exit(0)
-    facts, code = with_notes(subject.facts, subject.notes), 0
+    facts, broken_off = with_notes(subject.facts, subject.notes), False
     given |= {
         "checkpoints": (checkpoint or [])[:-1],
         "valid": subject.valid,
@@ -114,7 +116,7 @@ def survey(
         found = survey_problem(*form, **given, name=subject.name, facts=facts, progress=_progress())
     except SurveyInterrupted as interrupted:
         say("Interrupted; what was finished follows.", err=True)
-        found, code = interrupted.survey, 130
+        found, broken_off = interrupted.survey, True
     page = out / "index.html"
     with exit_when_interrupted("Interrupted; the page was not written."):
         if as_json:  # printed before anything is written, which may fail
@@ -127,7 +129,9 @@ def survey(
             found.save(out / "survey")
     if not as_json:
         say(f"The page is {page}")
-    raise typer.Exit(code or (0 if found.sound and found.learning is not False else 1))
+    if broken_off:
+        raise Interrupted
+    raise typer.Exit(0 if found.sound and found.learning is not False else 1)
 
 
 def _document(found: Survey) -> dict[str, Any]:

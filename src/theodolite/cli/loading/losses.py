@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from theodolite.cli.loading.module_attribute import call, load_attribute, names_code
+from theodolite.problem.tables import is_array, target_tensor
 from theodolite.text import listed, nearest
 
 Loss = Callable[[Any, Any], Tensor]
@@ -55,15 +57,20 @@ def loss_from(word: str, target: Any) -> Loss:
 
 
 def inferred(target: Any) -> tuple[Loss, str]:
-    """The loss that fits the targets, and the sentence that says why."""
+    """The loss that fits the targets, tables and arrays among them, and the sentence that says why."""
+    if is_array(target):
+        target, _ = target_tensor(target, torch.get_default_dtype(), real=False, check=False)
     if not isinstance(target, Tensor):
         raise ValueError(
             f"No loss could be chosen for targets of type {type(target).__name__}. Name one with --loss: "
             f"{listed(WORDS)}, or module:attribute."
         )
-    if target.is_floating_point():
-        return nn.MSELoss(), "squared error was chosen because the targets are real numbers; --loss names another"
-    return cross_entropy_for(target), "cross-entropy was chosen because the targets are integers; --loss names another"
+    if not target.is_floating_point():
+        return cross_entropy_for(target), "cross-entropy was chosen because the targets are integers; --loss names another"
+    if target.ndim > 1 and bool(((target == 0) | (target == 1)).all()):
+        why = "binary cross-entropy was chosen because the targets are rows of 0 and 1; --loss names another"
+        return nn.BCEWithLogitsLoss(), why
+    return nn.MSELoss(), "squared error was chosen because the targets are real numbers; --loss names another"
 
 
 def name_of(loss: Any) -> str:

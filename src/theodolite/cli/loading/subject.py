@@ -44,7 +44,7 @@ class Subject:
     `loss` is None and `own_loss` true where the model returns its own. `facts` says what was loaded from where, `notes` what the
     user must know. `population` is the size of the full data where these are a part of it. `optimizer`, `lr` and `problem` are
     there where the user's own code gave them, `optimizer_state` where the checkpoint held one, `valid` where validation data
-    belong to it, `columns` and `labels` where a table named its inputs and classes.
+    belong to it, `columns` and `labels` where a table named its inputs and classes, `why_loss` where nobody named the loss.
     """
 
     model: nn.Module
@@ -63,6 +63,7 @@ class Subject:
     valid: Any = None
     columns: tuple[str, ...] | None = None
     labels: tuple[str, ...] | None = None
+    why_loss: str = ""
 
 
 def load_subject(
@@ -304,7 +305,7 @@ def _with_loss(found: Subject, word: str | None) -> Subject:
     target = first_parts(found.data)[1]
     if word is None:
         chosen, note = losses.inferred(target)
-        return replace(found, loss=chosen, notes=(*found.notes, note))
+        return replace(found, loss=chosen, notes=(*found.notes, note), why_loss=note)
     kept = found.loss if plain == "cross-entropy" and found.loss is losses.token_cross_entropy else None
     changed = replace(found, loss=kept or losses.loss_from(word, target), own_loss=False, problem=None)
     if plain in losses.ELEMENTWISE:

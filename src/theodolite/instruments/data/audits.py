@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 import theodolite as th
 from theodolite.instruments.base import Instrument, Picture, Results, SurveyContext, Work
 from theodolite.instruments.remedies import best_remedy
 from theodolite.measures import audit
 from theodolite.measures.audit import SAMPLES, BatchAudit, InputAudit, ParameterAudit, has_main_input
+from theodolite.measures.data_audit.positives import positive_weights
 from theodolite.measures.progress.gradient_flow import module_path
 from theodolite.measures.progress.new_weights import redraw
 from theodolite.measures.trials import Remedy, Setup, start_anew
@@ -84,7 +85,7 @@ class Weighting(Instrument):
         return [{"quantity": quantity, "value": value} for quantity, value in table.items()]
 
     def findings(self, context: SurveyContext, result: BatchAudit) -> list[Finding]:
-        found = [*self._uneven(result), *self._ignored(result), *self._classes(context, result)]
+        found = [*self._uneven(result), *self._ignored(result), *self._classes(context, result), *self._positives(context)]
         return found or [self.found(Severity.GOOD, "Every sample weighs the same.", "even")]
 
     def _uneven(self, result: BatchAudit) -> Iterator[Finding]:
@@ -113,6 +114,42 @@ class Weighting(Instrument):
             text = f"The loss weighs its classes, between {float(weights.min()):.3g} and {float(weights.max()):.3g}."
             spread = float(weights.max() / weights.min().clamp_min(1e-30))
             yield self.found(Severity.NOTE, text, "class weights", "largest over smallest weight", spread)
+
+    def _positives(self, context: SurveyContext) -> Iterator[Finding]:
+        found = positive_weights(context.problem)
+        if found is None or not bool((found.off != 1).any()):
+            return
+        weight, off, balanced, positives, negatives = (
+            values.flatten() for values in (found.weight, found.off, found.balanced, found.positives, found.negatives)
+        )
+        worst = int(off.log().abs().argmax())
+        times = max(float(off[worst]), 1 / float(off[worst]))
+        where = f" of output {worst}" if len(off) > 1 else ""
+        more = int((off != 1).sum()) - 1
+        text = (
+            f"The pos_weight{where} is {float(weight[worst]):.3g}, where {negatives[worst]:.0f} negatives stand against "
+            f"{positives[worst]:.0f} positives: {times:.2g} times too {'large' if off[worst] > 1 else 'small'}"
+            f"{f', and {more} more like it' if more else ''}."
+        )
+        each = f"{float(balanced.min()):.3g}" + (f" to {float(balanced.max()):.3g}" if len(off) > 1 else "")
+        advice = f"Set pos_weight to negatives / positives of each output ({each})."
+        number = ("pos_weight over negatives / positives", float(off[worst]))
+        yield self.found(Severity.WARNING, text, "pos_weight", *number, advice=advice, cause="pos_weight")
+
+    def remedies(self, context: SurveyContext, result: BatchAudit) -> Mapping[str, Remedy]:
+        """The balanced loss also judges both trainings: losses of different weights cannot be compared."""
+        found, loss = positive_weights(context.problem), context.problem.loss_function
+        if found is None or not any(self._positives(context)) or not isinstance(loss, nn.BCEWithLogitsLoss):
+            return {}
+        balanced = nn.BCEWithLogitsLoss(
+            weight=loss.weight, reduction=loss.reduction, pos_weight=found.balanced.to(loss.pos_weight)
+        )
+
+        def change(setup: Setup) -> None:
+            setup.problem = setup.problem.with_model(setup.model, balanced)
+
+        advice = "set pos_weight to negatives / positives of each output"
+        return {"pos_weight": Remedy(advice, change, score=lambda model: context.problem.with_model(model, balanced).loss())}
 
 
 class Inputs(Instrument):

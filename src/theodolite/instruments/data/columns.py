@@ -163,8 +163,8 @@ def _namer(problem: Problem, result: ColumnAudit) -> Callable[[Row], str]:
     """How a sentence calls a column: by its name in quotes, or by its number."""
     if result.channels:
         return lambda row: str(row["column"])
-    named = problem.data.columns is not None and len(problem.data.columns) == len(result.table)
-    return lambda row: f"'{row['column']}'" if named else f"column {row['column']}"
+    known = problem.data.columns or ()
+    return lambda row: f"'{row['column']}'" if row["column"] in known else f"column {row['column']}"
 
 
 def _reach(result: ColumnAudit) -> str:
@@ -265,8 +265,7 @@ class Targets(Instrument):
 
     def remedies(self, context: SurveyContext, result: TargetAudit) -> Mapping[str, Remedy]:
         causes = {f.cause for f in self.findings(context, result)}
-        advice = f"leave {plural(len(result.outliers), 'sample')} out whose targets lie far outside the others"
-        found = {"outliers": leave_out(context, list(result.outliers), advice)} if "outliers" in causes else {}
+        found = {"outliers": leave_out(context, list(result.outliers), "leave the outliers out")} if "outliers" in causes else {}
         return {**found, **self._standardised(context, result)} if "target scale" in causes else found
 
     def _standardised(self, context: SurveyContext, result: TargetAudit) -> Mapping[str, Remedy]:

@@ -15,6 +15,7 @@ from theodolite.instruments.base import Instrument, Picture, Results, SurveyCont
 from theodolite.instruments.remedies import leave_out
 from theodolite.measures.data_audit.labels import ORDERS, SAMPLES, LabelAudit, audit_labels
 from theodolite.measures.data_audit.neighbours import DIRECTIONS
+from theodolite.measures.data_audit.positives import positive_weight
 from theodolite.measures.data_audit.views import labels_of, numbers_of
 from theodolite.measures.trials import Remedy, Setup
 from theodolite.problem import Problem
@@ -188,9 +189,9 @@ def _width(problem: Problem) -> int:
 
 
 def _weighted(loss: Any) -> bool:
-    """Whether a loss weighs its classes already."""
-    weight, positive = getattr(loss, "weight", None), getattr(loss, "pos_weight", None)
-    return positive is not None or (
+    """Whether a loss weighs its classes already; whether a `pos_weight` is the right one is another instrument's question."""
+    weight = getattr(loss, "weight", None)
+    return positive_weight(loss) is not None or (
         isinstance(weight, Tensor) and weight.numel() > 1 and bool((weight != weight.flatten()[0]).any())
     )
 

@@ -33,6 +33,8 @@ FIRST = (nn.Linear, nn.Bilinear, _ConvNd, nn.RNNBase, nn.RNNCellBase, _BatchNorm
 WIDE = 200
 #: Numbers that are looked at, of long inputs; a hundred samples are the least.
 HELD = 2 * 10**6
+#: Observations by which columns of a layer's input are recognised among those of the model's.
+COMPARED = 256
 #: Steps of gradient descent, at the inverse of the largest eigenvalue, after which a linear model is judged.
 STEPS = 1000
 
@@ -151,12 +153,16 @@ _UNKNOWN: dict[str, Any] = dict.fromkeys(("explained", "reached", "reached_stand
 
 @dataclass(frozen=True)
 class FirstInputs:
-    """The input of the first layer that reads it: which `layer` that is (None: none is known), and the `axis` of its columns."""
+    """The input of the first layer that reads it: which `layer` that is (None: none is known), and the `axis` of its columns.
+
+    `places` says which columns of the model's own input they are, where that is known.
+    """
 
     tensor: Tensor
     layer: str
     module: nn.Module | None
     axis: int
+    places: tuple[int, ...] | None = None
 
     @property
     def channels(self) -> bool:
@@ -178,14 +184,17 @@ def first_inputs(problem: Problem) -> FirstInputs | None:
     calls: list[Call] = []
     modules = {n: m for n, m in problem.model.named_modules() if isinstance(m, FIRST) or type(m).__name__ == "Conv1D"}
     found: list[Tensor] = []
-    layer = None
+    layer, places = None, None
     with problem.session(second=False), torch.no_grad(), Hooks(modules, calls.append, before=True):
         tensors = problem.tensors(problem.leaves(grad=False))
         for i, batch in enumerate(problem.data):
             calls.clear()
-            problem.output(tensors, problem.placed(batch), i, check=False)
-            given = calls[0].input if calls else _only_input(sample_tensors(batch))
-            layer = calls[0].name if calls else None
+            placed = problem.placed(batch)
+            problem.output(tensors, placed, i, check=False)
+            if not found and calls:
+                layer, places = _first_reader(calls, sample_tensors(placed))
+            call = next((call for call in calls if call.name == layer), None)
+            given = call.input if call is not None else _only_input(sample_tensors(batch))
             if not isinstance(given, Tensor) or not given.is_floating_point() or given.ndim < 2:
                 return None
             found.append(given.detach().cpu())
@@ -193,7 +202,28 @@ def first_inputs(problem: Problem) -> FirstInputs | None:
         return None
     module = None if layer is None else modules[layer]
     ahead = isinstance(module, _ConvNd | _BatchNorm | _InstanceNorm | nn.GroupNorm) or (module is None and found[0].ndim > 3)
-    return FirstInputs(torch.cat(found), layer or "", module, 1 if ahead else -1)
+    return FirstInputs(torch.cat(found), layer or "", module, 1 if ahead else -1, places)
+
+
+def _first_reader(calls: list[Call], inputs: list[Tensor]) -> tuple[str, tuple[int, ...] | None]:
+    """The layer that reads most columns of the inputs as they are, and which: a model may give each of its parts some of them.
+
+    Where none does, as behind a normalisation in the model's own code, it is the layer that is called first.
+    """
+    tables = [t for t in inputs if t.is_floating_point() and t.ndim > 1 and t.shape[-1] <= WIDE]
+    read = [(call.name, places) for call in calls for t in tables if (places := _places(call.input, t)) is not None]
+    return max(read, key=lambda pair: len(pair[1]), default=(calls[0].name, None))
+
+
+def _places(given: Any, whole: Tensor) -> tuple[int, ...] | None:
+    """Which columns of a table or of sequences another tensor consists of; None where it holds something else."""
+    if not isinstance(given, Tensor) or given.dtype != whole.dtype or given.shape[:-1] != whole.shape[:-1]:
+        return None
+    if not 0 < given.shape[-1] <= whole.shape[-1]:
+        return None
+    some, of = (t.reshape(-1, t.shape[-1])[:COMPARED] for t in (given, whole))
+    same = (some[:, :, None] == of[:, None, :]).all(0)
+    return tuple(same.int().argmax(1).tolist()) if bool(same.any(1).all()) else None
 
 
 def _only_input(inputs: list[Tensor]) -> Tensor | None:
@@ -203,9 +233,12 @@ def _only_input(inputs: list[Tensor]) -> Tensor | None:
 
 def _names(problem: Problem, seen: FirstInputs, width: int) -> list[str]:
     known = problem.data.columns
-    if known is not None and len(known) == width and not seen.channels:
-        return list(known)
-    return [f"channel {i}" if seen.channels else str(i) for i in range(width)]
+    if seen.channels:
+        return [f"channel {i}" for i in range(width)]
+    places = range(width) if seen.places is None else seen.places
+    if known is not None and (len(known) == width or (seen.places is not None and max(places) < len(known))):
+        return [known[i] for i in places]
+    return [str(i) for i in places]
 
 
 def _linear_targets(problem: Problem, rows: Tensor) -> Tensor | None:

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from theodolite.problem import Batch, Problem
 from theodolite.problem.accuracy import right_answers
-from theodolite.problem.losses import BINARY, compares_numbers
+from theodolite.problem.losses import compares_numbers, is_binary
 from theodolite.problem.tensors import named_tensors
 from theodolite.problem.weighting import IGNORED
 
@@ -184,7 +184,7 @@ def _classes(target: object, loss: object) -> Tensor | None:
     if flat.shape[1] > 1:
         one_hot = flat.ndim == target.ndim and bool(((flat == 0) | (flat == 1)).all()) and bool((flat.sum(1) == 1).all())
         return flat.argmax(1) if one_hot else None
-    binary = isinstance(loss, BINARY[:2]) or any(loss is known for known in BINARY[2:])
+    binary = is_binary(loss)
     values = flat[:, 0]
     if bool((values.abs() == 1).all()) or (binary and bool(((values == 0) | (values == 1)).all())):
         return values.long()
@@ -205,7 +205,7 @@ def numbers_of(problem: Problem, rows: Tensor) -> Tensor | None:
 def numbers_in(batch: Batch, loss: object) -> Tensor | None:
     """Targets of a batch as they are, (n, k); None where they are no numbers."""
     target = batch.target
-    if isinstance(loss, BINARY[:2]) or any(loss is known for known in BINARY[2:]):
+    if is_binary(loss):
         return None
     if not isinstance(target, Tensor) or not target.is_floating_point() or not target.ndim or len(target) != batch.size:
         return None

@@ -108,11 +108,16 @@ class AlertKeeper:
         self._seen: dict[str, int] = {}  # kind or cause -> the observed step at which it last held
         self._index = 0
 
-    def step(self, steps: Sequence[StepStats], reference: float | None) -> Iterator[Alert]:
-        """What must be said at once: numbers that are not finite, and a loss that runs away."""
+    def step(
+        self, steps: Sequence[StepStats], reference: float | None, weights_fine: Callable[[float], bool] = lambda limit: False
+    ) -> Iterator[Alert]:
+        """What must be said at once: numbers that are not finite, and a loss that runs away.
+
+        `weights_fine` says whether other data stay below a limit at the same weights: then it is the batch and not the rate.
+        """
         self._index += 1
         for alert in (_not_finite(steps), _divergence(steps, reference)):
-            if alert is not None:
+            if alert is not None and not (alert.kind == "divergence coming" and weights_fine(RUNAWAY * (reference or 0.0))):
                 yield from self._raised(alert)
 
     def look(self, here: Situation) -> Iterator[Alert]:

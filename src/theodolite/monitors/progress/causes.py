@@ -26,6 +26,8 @@ DYING, UNITS = 0.15, 16
 SMALL_STEP, LARGE_STEP = 1e-4, 0.3
 #: Steps near the highest rate after which a loss that is where a guess would be counts without any other sign.
 LONG = 400
+#: Batches whose loss a few samples carry, from which these are what is wrong with a run that does not learn.
+OUTLIERS = 2
 #: Share of what a guess leaves that must be gained before weights that grew are no sign.
 GAINED = 0.15
 #: A run that began this many times above a guess has weights that are too large.
@@ -74,6 +76,9 @@ def trouble_of(sample: ProgressSample, edge: Edge, spikes: Sequence[Spike] = ())
         return _rate_is_gone(sample) if stuck or barely or state == "starting" else None
     if sample.layers.missing:
         return missing_parameters(sample)
+    outliers = _outliers(spikes) if state != "learning" and sample.loss.level > sample.loss.began else None
+    if outliers is not None:
+        return outliers
     if stuck and _shrunk(sample):
         return _weight_decay(sample)
     if sample.layers.dead and not _finished(sample.loss):
@@ -98,12 +103,27 @@ def _finished(loss: LossSummary) -> bool:
     return loss.level < 0.1 * loss.reference and loss.state in ("flat", "learning")
 
 
+def _outliers(spikes: Sequence[Spike]) -> Trouble | None:
+    """Targets, or inputs, far outside the others: single samples whose loss outweighs all others, again and again."""
+    found = [spike for spike in spikes if spike.few_samples]
+    if len(found) < OUTLIERS:
+        return None
+    batches = listed([spike.batch for spike in found if spike.batch is not None], 3)
+    return Trouble(
+        cause="outliers",
+        why=f"a few samples carry nearly all of the loss of their batches (steps {batches})",
+        advice="Look at the targets and inputs of these samples: correct them or leave them out; if they are right, train on "
+        "logarithms, with nn.HuberLoss, or clip the gradient.",
+        since=found[0].start,
+    )
+
+
 def _of_stuck(sample: ProgressSample, edge: Edge, spikes: Sequence[Spike]) -> Trouble:
     """The cause of a run that is stuck, from the layers, the learning rate and, where nothing else is seen, the data."""
     layers, loss = sample.layers, sample.loss
-    vanished = vanishing(sample)
-    if vanished is not None:
-        return vanished
+    first = _outliers(spikes) or vanishing(sample)
+    if first is not None:
+        return first
     tight = [name for name, share in sample.saturation.items() if share > SATURATED]
     if tight:
         why = f"{listed(tight, 2)} {'is' if len(tight) == 1 else 'are'} saturated: their outputs lie at their limits"

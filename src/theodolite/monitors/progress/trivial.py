@@ -20,6 +20,7 @@ from theodolite.interrupts import unbroken
 from theodolite.measures.progress.trivial import label_entropy
 from theodolite.problem.accuracy import class_axis
 from theodolite.problem.calling import main_output
+from theodolite.problem.losses import best_rate, is_binary
 from theodolite.problem.weighting import ignored_label
 
 #: Numbers of a made-up output at most: one for a large vocabulary would cost as much as the model.
@@ -74,7 +75,7 @@ class TrivialPredictor:
         target, output = target.detach(), _tensor(output)
         if target.is_floating_point():
             self._update_mean(target)
-            self.name = "always predicting the mean of the targets"
+            self.name = f"always predicting the {self._what(target)}"
             self._score(self._constants(output), target, score, loss)
         elif target.dtype is not torch.bool:
             if not self._update_counts(target):
@@ -86,6 +87,12 @@ class TrivialPredictor:
                 self._compare(self._entropy_of(target), loss)
             else:
                 self._score(self._frequencies(output, target), target, score, loss)
+
+    def _what(self, target: Tensor) -> str:
+        """The constant, as a sentence calls it."""
+        if not is_binary(self.loss):
+            return "mean of the targets"
+        return "base rate of each output" if math.prod(target.shape[1:]) > 1 else "base rate"
 
     def _update_counts(self, target: Tensor) -> bool:
         labels = target.reshape(-1)
@@ -112,13 +119,14 @@ class TrivialPredictor:
         self._median += (median - self._median) / self._seen
 
     def _constants(self, output: Tensor | None) -> Iterator[Tensor]:
-        """The same output for all samples: the mean, the median, and the mean as a logit where it is a probability."""
+        """The same output for all samples: the mean, the median, and as a logit the best rate where the mean is one."""
         if output is None or self._mean is None or self._median is None:
             return
         for value in (self._mean, self._median):
             yield value.to(output).expand_as(output)
         if float(self._mean.min()) >= 0.0 and float(self._mean.max()) <= 1.0:
-            yield torch.logit(self._mean.clamp(1e-6, 1 - 1e-6)).to(output).expand_as(output)
+            rate = best_rate(self._mean, self.loss)
+            yield torch.logit(rate.clamp(1e-6, 1 - 1e-6)).to(output).expand_as(output)
 
     def _frequencies(self, output: Tensor | None, target: Tensor) -> Iterator[Tensor]:
         """Logarithms of the frequencies along the classes of the output."""

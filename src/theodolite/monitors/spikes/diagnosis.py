@@ -19,6 +19,8 @@ BAD_BATCH = 1.5
 HARD = 6.0
 #: So is one whose loss stays below this share of that of a guess, however long it takes to be back.
 FAR_BELOW = 0.6
+#: A few samples carry a batch's loss where it is so many times what it is in most parts of the batch, and on the probe.
+CARRIED = 10.0
 #: Inputs so many times larger than those of other batches, or smaller, make a batch bad.
 SCALED = 3.0
 #: Standard deviations of the noise of a batch's loss that a bad batch exceeds.
@@ -61,7 +63,7 @@ class Evidence:
     rate of that step over the critical one of its batch at the weights it was taken from, and `probe_ratio` the same on the
     probe. `spread` is the noise of the logarithm of a batch's loss, `noise` that of the loss itself, and `typical_loss` the
     median over parts of the batch. `input_scale` is the size of the inputs of the batch at fault over that of recent batches
-    and of the probe, whichever it is nearer to.
+    and of the probe, whichever it is nearer to. `began` is the least of the first losses of the run.
     """
 
     start: int
@@ -82,6 +84,7 @@ class Evidence:
     spread: float = 0.0
     typical_loss: float | None = None
     input_scale: float | None = None
+    began: float = math.inf
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +94,8 @@ class Spike:
     `height` is the highest loss over the one before (not a number where that was not positive), `rise` their difference; both
     are infinite where the loss was not finite. `took` counts the steps until the loss was back, None while it is not. `ratio`
     is the learning rate over the critical one, and `top_share` the part of the rise in the top eigenspace. `aftermath` is what
-    the steps after it have shown; `bad_data`, that the batch itself holds what is not finite.
+    the steps after it have shown; `bad_data`, that the batch itself holds what is not finite; `few_samples`, that a few of its
+    samples carry its loss.
     """
 
     start: int
@@ -114,6 +118,7 @@ class Spike:
     detail: str = ""
     aftermath: Aftermath = ""
     bad_data: bool = False
+    few_samples: bool = False
 
     @property
     def recovered(self) -> bool:
@@ -141,10 +146,22 @@ class Spike:
         return 1.0 - self.sharpness_after / self.sharpness_before
 
 
+def few_carry(evidence: Evidence) -> bool:
+    """Whether a few samples hold nearly all of a batch's loss, at weights that other data do not mind.
+
+    More than the beginning lost, too: in a model that has learned, a sample that it gets wrong is nothing special.
+    """
+    others = [loss for loss in (evidence.typical_loss, evidence.probe_loss) if loss is not None]
+    known = evidence.typical_loss is not None and min(others) > 0
+    return known and max(CARRIED * max(others), evidence.began) < evidence.batch_loss < math.inf
+
+
 def batch_is_bad(evidence: Evidence) -> bool:
     """Whether a batch stands out at weights where other data does not: most of it, or so far that no noise explains it."""
     if evidence.probe_loss is None or not math.isfinite(evidence.batch_loss):
         return False
+    if few_carry(evidence):
+        return True
     typical = min(evidence.batch_loss, evidence.batch_loss if evidence.typical_loss is None else evidence.typical_loss)
     expected = max(evidence.usual * evidence.probe_loss, evidence.before)
     if min(evidence.probe_loss, evidence.before, expected) <= 0:  # ratios mean nothing: the noise decides
@@ -210,6 +227,8 @@ def detail_of(cause: Cause, evidence: Evidence) -> str:
         )
     if cause is Cause.DATA_SHIFT:
         return f"{evidence.batches_high} batches in a row are far harder than the probe"
+    if cause is Cause.BAD_BATCH and few_carry(evidence):
+        return f"a few of its samples carry its loss of {evidence.batch_loss:.3g}; most of it has {evidence.typical_loss:.3g}"
     if cause is Cause.BAD_BATCH and batch_is_bad(evidence) and evidence.probe_loss:
         times = evidence.batch_loss / (evidence.usual * evidence.probe_loss)
         if times <= 0 or evidence.probe_loss < 0:

@@ -24,6 +24,7 @@ from theodolite.monitors.spikes.diagnosis import (
     batch_is_bad,
     cause_of,
     detail_of,
+    few_carry,
     is_scaled,
 )
 from theodolite.monitors.watching.recorder import StepStats, first_bad_gradient, second_beta
@@ -43,6 +44,8 @@ SHORT = 2
 GROWTH, GREW = 200, 1.5
 #: So many hard batches within so many steps are the nature of the data.
 LIKES, LIKES_WITHIN = 2, 500
+#: Losses at the beginning, the least of which says where a run began.
+BEGINNING = 10
 #: Steps within which a spike may be the aftershock of another.
 AFTERSHOCK = 15
 #: Calm steps after a spike that tell whether the loss came back for good, and steps after which they are not waited for.
@@ -192,6 +195,7 @@ class SpikeTracker:
             spread=state.spread,
             input_scale=here.input_scale(),
             typical_loss=here.typical_loss(),
+            began=min(step.loss for step in here.history[:BEGINNING]),
             **self._before_the_step(here),
         )
         evidence = replace(evidence, probe_raised=not _harmless(here, evidence))
@@ -333,7 +337,7 @@ class SpikeTracker:
         typical = here.typical_loss()
         again = replace(evidence, batch_loss=here.now.loss, probe_loss=here.probe_loss(), typical_loss=typical)
         unharmed = (again.probe_loss or math.inf) < 2.0 * (evidence.probe_loss or 0.0)
-        if unharmed and batch_is_bad(again):
+        if unharmed and batch_is_bad(again) and not few_carry(again):
             self._evidence = evidence = replace(again, batches_high=evidence.batches_high + 1)
         return evidence
 
@@ -415,7 +419,8 @@ class SpikeTracker:
         return Diagnosis((spike,), correction)
 
     def _open_by_batch(self, here: Situation, evidence: Evidence, correction: Correction | None = None) -> Diagnosis:
-        spike = here.spike(Cause.BAD_BATCH, here.now, detail_of(Cause.BAD_BATCH, evidence))
+        detail = detail_of(Cause.BAD_BATCH, evidence)
+        spike = here.spike(Cause.BAD_BATCH, here.now, detail, few_samples=few_carry(evidence))
         return self._open(here, here.measured(spike), evidence, correction)
 
     def _change(self, spike: Spike) -> Diagnosis:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pandas as pd
 import pytest
 import torch
 from torch import nn
@@ -135,3 +136,27 @@ def test_all_outliers_are_found_and_their_share_is_estimated():
     few = audit_targets(linear(x, y), most=500)
     assert sorted(few.outliers) == sorted(wild[:3].tolist())
     assert few.outlier_share > 0.9
+
+
+class Film(nn.Module):
+    """A table whose last column is a number of a kind; the others are shared out among two layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kinds, self.film = nn.Embedding(5, 4), nn.Linear(4, 8)
+        self.few, self.most, self.out = nn.Linear(1, 8), nn.Linear(3, 8), nn.Linear(8, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scale = self.film(self.kinds(x[:, -1].long()))
+        return self.out(torch.relu(scale * self.few(x[:, [1]]) + self.most(x[:, [0, 2, 3]])))
+
+
+@pytest.mark.parametrize("names", [None, ["age", "income", "rooms", "lat", "kind"]])
+def test_columns_are_read_where_a_model_slices_them_whatever_layer_is_called_first(names):
+    x = torch.cat([normal(200, 4) * torch.tensor([1.0, 1.0, 1.0, 3000.0]), torch.arange(200)[:, None] % 5], dim=1).float()
+    inputs = x if names is None else pd.DataFrame(x.numpy(), columns=names)
+    found = audit_columns(th.Problem(Film(), nn.MSELoss(), (inputs, x[:, :1])))
+    assert found.layer == "most"
+    assert [row["column"] for row in found.table] == (["0", "2", "3"] if names is None else ["age", "rooms", "lat"])
+    assert found.slowest["slower"] > 1e5
+    assert found.table[2]["spread"] == pytest.approx(3000, rel=0.2)
