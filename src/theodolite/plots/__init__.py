@@ -20,6 +20,9 @@ from theodolite.plots.axes_style import span as span
 from theodolite.plots.bars import bars as bars
 from theodolite.plots.bars import intervals as intervals
 from theodolite.plots.bars import model_scores as model_scores
+from theodolite.plots.certificate import plot_bound_fit as plot_bound_fit
+from theodolite.plots.certificate import plot_certificate as plot_certificate
+from theodolite.plots.certificate import plot_posterior as plot_posterior
 from theodolite.plots.curves import curves as curves
 from theodolite.plots.dictionary import plot_atom_usage as plot_atom_usage
 from theodolite.plots.dictionary import plot_atoms as plot_atoms

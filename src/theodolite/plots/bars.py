@@ -41,7 +41,7 @@ def bars(rows: Any, name: str, value: str, *, log: bool = False, most: int = MOS
         usable = finite(lengths) & ((lengths > 0) if log else True)
         places = [i for i in range(len(table)) if usable[i]]
         ax.barh(places, lengths[places], 0.8, color=look(0).colour, alpha=0.8)
-        _name_rows(ax, [row[name] for row in table])
+        name_rows(ax, [row[name] for row in table])
         if len(drawn.table) > len(table):
             note(ax, f"the {most // 2} largest and smallest of {len(drawn.table)}")
     return ax
@@ -63,12 +63,12 @@ def intervals(rows: Any, name: str, value: str, error: str, **given: Unpack[Labe
             reach = 2 * errors[i] if finite(errors[i : i + 1]).all() else None
             shape = look(int(i))
             ax.errorbar(values[i], i, xerr=reach, fmt=shape.marker, color=shape.colour, markersize=7, capsize=4, linewidth=1.8)
-        _name_rows(ax, [row[name] for row in table])
+        name_rows(ax, [row[name] for row in table])
         ax.margins(x=0.15)
     return ax
 
 
-def _name_rows(ax: Axes, names: list[Any]) -> None:
+def name_rows(ax: Axes, names: list[Any]) -> None:
     """One name per row at the left, the first on top."""
     texts = [label_of(name) for name in names]
     ax.set_yticks(range(len(texts)), [text if len(text) <= _LONG else f"{text[: _LONG - 1]}…" for text in texts])
