@@ -6,7 +6,7 @@ from typing import Any
 
 from matplotlib.axes import Axes
 
-from theodolite.arguments import checked, instance
+from theodolite.arguments import checked, finite, instance
 from theodolite.arguments import count as positive_count
 from theodolite.measures.bounds import GaussianPosterior, RiskCertificate
 from theodolite.plots.axes_style import note, reference
@@ -61,7 +61,7 @@ def error_rates(certificate: RiskCertificate) -> list[Row]:
     return [{"network": name, "rate": rate, "kind": kind} for name, rate, kind in known if rate is not None]
 
 
-@drawing("epoch")
+@drawing("epoch", bound=finite)
 def plot_bound_fit(rows: Any, *, bound: float | None = None, title: str | None = None, ax: Axes | None = None) -> Axes:
     """The objective and the error rate of a fit (`certificate.trace`) against the epoch; `bound` is what was certified.
 
