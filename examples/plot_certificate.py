@@ -2,8 +2,8 @@
 How often will it be wrong on new data?
 =======================================
 
-A certificate bounds the error rate on new data with stated confidence. Three priors are compared on the digits: the weights before
-training, held-out samples, and a network that is trained on half of the data.
+A certificate bounds the error rate on new data with stated confidence. Three priors are compared on the digits: the weights
+before training, held-out samples, and a network that is trained on half of the data.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ plt.show()
 # %%
 # Where the weights may vary
 # --------------------------
-# Coordinates are those of each layer's Kronecker factors. Where curvature is small the posterior keeps the width of the prior, which
-# costs nothing; along the sharp directions it is narrow.
+# Coordinates are those of each layer's Kronecker factors. Where curvature is small the posterior keeps the width of the prior,
+# which costs nothing; along the sharp directions it is narrow.
 
 _, axes = plt.subplots(figsize=(6.4, 4.2), layout="constrained")
 th.plots.plot_posterior(found.posterior, ax=axes)

@@ -15,7 +15,7 @@ from theodolite.plots.chart import chart, drawing
 from theodolite.plots.curves import curves
 from theodolite.plots.scatter import scatter
 from theodolite.plots.style import an_axes
-from theodolite.plots.tables import numbers
+from theodolite.plots.tables import numbers, read
 from theodolite.results import Row
 
 #: Points of a cloud at most, over all layers.
@@ -61,7 +61,7 @@ def error_rates(certificate: RiskCertificate) -> list[Row]:
     return [{"network": name, "rate": rate, "kind": kind} for name, rate, kind in known if rate is not None]
 
 
-@drawing("epoch", bound=finite)
+@drawing(bound=finite)
 def plot_bound_fit(rows: Any, *, bound: float | None = None, title: str | None = None, ax: Axes | None = None) -> Axes:
     """The objective and the error rate of a fit (`certificate.trace`) against the epoch; `bound` is what was certified.
 
@@ -70,6 +70,7 @@ def plot_bound_fit(rows: Any, *, bound: float | None = None, title: str | None =
     [[0.8, 0.5], [0.3, 0.1]]
     """
     names = {"objective": "bound, as fitted", "error": "error, smoothed"}
+    rows = read(rows, "epoch", *names)
     long = [{"epoch": row["epoch"], "of": name, "rate": row[key]} for key, name in names.items() for row in rows]
     ax = curves(long, "epoch", "rate", by="of", markers=False, ylabel="rate", title=title, ax=ax)
     ax.xaxis.get_major_locator().set_params(integer=True)
