@@ -45,7 +45,7 @@ def scaled_to(budget: float, samples: int, gradient: float, *, epochs: int, pass
     """As many epochs and passes, in the proportion that is given, as a budget in seconds pays for; never more.
 
     >>> scaled_to(1e9, 1000, 0.01, epochs=20, passes=10), scaled_to(1.2, 1000, 0.01, epochs=20, passes=10)
-    ((20, 10), (7, 3))
+    ((20, 10), (8, 4))
     """
 
     def seconds(epochs: int, passes: int) -> float:

@@ -11,11 +11,10 @@ from matplotlib.figure import Figure
 
 from theodolite.plots.anchors import plot_anchor_probe, plot_atom_geometry
 from theodolite.plots.axes_style import reference
-from theodolite.plots.bars import bars
+from theodolite.plots.bars import bars, layer_ratios
 from theodolite.plots.certificate import plot_certificate, plot_posterior
 from theodolite.plots.curves import curves
 from theodolite.plots.dictionary import plot_atom_usage, plot_dictionary_choice
-from theodolite.plots.layers import layer_ratios
 from theodolite.plots.linear_path import linear_path_panels
 from theodolite.plots.monitor import plot_monitor, plot_runs
 from theodolite.plots.range_test import range_test
