@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 import items_anchors
+import items_bounds
 import items_dictionary
 import items_eigenpairs
 import items_estimates
@@ -53,6 +54,8 @@ ITEMS: dict[str, Callable[[Settings], Iterator[Row]]] = {
     "omp": items_dictionary.pursuit,
     "dictionary": items_dictionary.training,
     "anchors": items_anchors.probing,
+    "bound-steps": items_bounds.bound_steps,
+    "bound-draws": items_bounds.bound_draws,
     "estimate": items_survey.estimates,
     "budget": items_survey.budgets,
     "help": items_survey.help_time,

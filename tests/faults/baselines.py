@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import theodolite as th
-from theodolite.measures import anchors, dictionary, trials
+from theodolite.measures import anchors, bounds, dictionary, trials
 from theodolite.measures import quadratic_models as quadratic
 
 Arguments = dict[str, Any]
@@ -150,6 +150,27 @@ def measured_problem(**given: Any) -> float:
     return th.Problem(**given).loss()
 
 
+def certified() -> th.Problem:
+    """Sixty samples of two classes, and a network that was not trained on them."""
+    generator = torch.Generator().manual_seed(2)
+    x = torch.randn(60, 2, generator=generator, dtype=torch.float64)
+    return th.Problem(network(), nn.CrossEntropyLoss(), (x, (x[:, 0] > 0).long()))
+
+
+def before_training() -> dict[str, torch.Tensor]:
+    return {name: p.detach() + 0.2 for name, p in network().named_parameters()}
+
+
+@functools.cache
+def source_fit() -> Any:
+    return bounds.source_posterior(certified(), before_training(), epochs=1, batch_size=30, decays=(), samples=30)
+
+
+@functools.cache
+def risk() -> Any:
+    return th.pac_bayes_bound(certified(), start=before_training(), epochs=1, passes=1, progress=False)
+
+
 #: Public callables by their place under `theodolite`, with the arguments of a valid call, all by name.
 BASELINES: dict[str, Callable[[], Arguments]] = {
     "Problem": lambda: {"model": network(), "loss": nn.MSELoss(), "data": pairs_of_data(), "params": "*", "mode": "eval",
@@ -207,6 +228,28 @@ BASELINES: dict[str, Callable[[], Arguments]] = {
     "linear_path": lambda: {"model": network(), **path_ends(), "train": labelled(), "test": labelled(),
         "batchnorm": "interpolate",
         "loss": nn.CrossEntropyLoss(), "alphas": torch.linspace(0, 1, 6), "accuracy": "auto", "batch_size": 4},
+    "pac_bayes_bound": lambda: {"problem": certified(), "prior": "start", "start": before_training(), "posterior": "kronecker",
+        "refresh": "iter", "layer_scales": True, "objective": "kl", "optimizer": "adam", "init_s": "curvature", "epochs": 1,
+        "batch_size": 30, "passes": 1, "rank": 1, "delta": 0.025, "delta_draws": 0.01, "seed": 0},
+    "pac_bayes_bound#split": lambda: {"problem": certified().on((numbers(120, 2), torch.arange(120) % 2)), "prior": "split",
+        "split": 0.5, "recipe": lambda model, data: None, "epochs": 1, "passes": 1, "test": certified()},
+    "risk_certificate": lambda: {"errors": 10.0, "draws": 1000, "kl": 5.0, "n": 500, "penalty": 1.0, "delta": 0.025,
+        "delta_draws": 0.01, "guessing": 0.5},
+    "held_out_bound": lambda: {"errors": 3, "n": 100, "delta": 0.05},
+    "kl_inverse": lambda: {"q": 0.1, "budget": 0.2},
+    "measures.bounds.bernoulli_kl": lambda: {"q": 0.1, "p": 0.2},
+    "measures.bounds.all_bounds": lambda: {"empirical": 0.1, "kl": 5.0, "n": 500, "delta": 0.025, "penalty": 1.0},
+    "measures.bounds.bound_from_summary": lambda: {"ebar": 0.1, "kl": 5.0, "rho": -1.3, "n": 500, "delta": 0.025,
+        "precision": 100.0, "ceiling": 0.1},
+    "measures.bounds.grid_index": lambda: {"variance": 0.05, "precision": 100.0, "ceiling": 0.1},
+    "measures.bounds.grid_penalty": lambda: {"j": 3},
+    "measures.bounds.rounded_variance": lambda: {"variance": 0.05, "precision": 100.0, "ceiling": 0.1},
+    "measures.bounds.source_posterior": lambda: {"problem": certified(), "start": before_training(), "preset": "ITER",
+        "epochs": 1, "batch_size": 30, "rate": 1e-3, "decays": (1,), "every": 1, "optimizer": "rmsprop", "init_s": "weights",
+        "delta": 0.025, "samples": 30, "seed": 0},
+    "measures.bounds.source_certificate": lambda: {"problem": certified(), "fit": source_fit(), "networks": 2, "delta": 0.025,
+        "delta_draws": 0.01, "seed": 0},
+    "measures.bounds.GaussianPosterior.sample": lambda: {"seed": 0},
     "operators.DenseOperator": lambda: {"matrix": symmetric(), "symmetric": True},
     "operators.DiagonalOperator": lambda: {"diagonal": torch.ones(3)},
     "operators.IdentityOperator": lambda: {"n": 3, "dtype": torch.float64, "device": "cpu"},

@@ -70,7 +70,9 @@ RANGES: tuple[Range, ...] = (
         "contexts words bulk_words label_words size columns count bins limit samples batch outputs eval_size per_class "
         "vertices targets spectral_density.probes Monitor.top planted_dictionary.atoms dense.atoms omp_threshold.atoms "
         "omp_success_bound.atoms LearningSettings.sparsity hessian_structure.k compare.k compare_layers.k "
-        "track_eigenpairs.k omp_threshold.k omp_success_bound.k wrn.k sample regime_diagram.steps cnn.kernel"),
+        "track_eigenpairs.k omp_threshold.k omp_success_bound.k wrn.k sample regime_diagram.steps cnn.kernel "
+        "passes networks grid_penalty.j held_out_bound.n pac_bayes_bound.rank"),
+    Range("8, 9, ...", lambda v: is_whole(v) and v >= 8, "risk_certificate.n all_bounds.n bound_from_summary.n"),
     Range("1, 2, 3, ... up to what there is", lambda v: is_whole(v) and 1 <= v < 1000,
         "k sparsity s rank restrict_vocab OutputHead.restricted.words TaylorTwin.order", bounded=True),
     Range("0, 1, 2, ...", lambda v: is_whole(v) and v >= 0,
@@ -78,7 +80,9 @@ RANGES: tuple[Range, ...] = (
         "step first_step start i kernel_drift.probes kernels_on_ball.probes pl_report.probes learn_dictionaries.epochs "
         "anchor_clusters.top compare_prompts.top expected_regime.steps visiting_steps.steps class_orbit.steps "
         "descend.steps one_example.steps pure_quadratic.steps unit_sigma.steps raises"),
-    Range("0, 1, 2, ... up to what there is", lambda v: is_whole(v) and 0 <= v < 1000, "n_train n_test", bounded=True),
+    Range("0, 1, 2, ... up to what there is", lambda v: is_whole(v) and 0 <= v < 1000,
+        "n_train n_test held_out_bound.errors", bounded=True),
+    Range("0 or more, up to the draws", lambda v: is_finite(v) and 0 <= v <= 1000, "risk_certificate.errors", bounded=True),
     Range("2, 3, ...", lambda v: is_whole(v) and v >= 2,
         "period groups side bars.most exact_anchor_world.dim gaussian_dictionary_world.dim rank_k_target.dim rank_k_targets.dim "
         "ntk_cnn.depth"),
@@ -97,27 +101,27 @@ RANGES: tuple[Range, ...] = (
     Range("above 0 and finite", lambda v: is_finite(v) and v > 0,
         "suggestion critical seconds bandwidth blown_up blow_up lr rate learning_rate low high radius smoothness enough lambda_1 largest_input "
         "largest_test_input memory budget loss_target rotary_base eps floor own multiple penalty norm fv_bound.c "
-        "silencing_shift.slack finite_difference_product.step density.width scaled.std schedule oracle_risks.scale "
+        "silencing_shift.slack finite_difference_product.step density.width scaled.std variance precision ceiling schedule oracle_risks.scale "
         "planted_samples.scale clip step_decay.factor"),
     Range("above 0 and at most 1000", lambda v: is_finite(v) and 0 < v <= 1000, "mlp_ratio"),
     Range("0 or more and finite", lambda v: is_finite(v) and v >= 0,
         "compare_readouts.shift train_shift slack tolerance eta until Fleet.train.until spread ridge noise gamma "
         "weight_decay scale std within offset kernel_fall final rms classify_run.rise Adam.eps Fleet.eps cyclical_rate.low "
         "half_sum_rate.rate overfitting_dictionary.radius gaussian_dictionary_world.radius Fleet.train.schedule "
-        "Fleet.rate stability.rate"),
+        "Fleet.rate stability.rate kl risk_certificate.penalty all_bounds.penalty"),
     Range("above 0 and below 1", lambda v: is_finite(v) and 0 < v < 1,
-        "tol level hidden_fraction threshold train_share choose_dictionary.held_out beta"),
+        "tol level hidden_fraction threshold train_share choose_dictionary.held_out beta delta delta_draws split guessing"),
     Range("above 0 and at most 1", lambda v: is_finite(v) and 0 < v <= 1, "transfer_certificate.mu safe_share settled"),
     Range("0 or more and below 1", lambda v: is_finite(v) and 0 <= v < 1, "momentum held_out quantile"),
     Range("from 0 to 1", lambda v: is_finite(v) and 0 <= v <= 1,
-        "share coherence probability mean_cos class_frac label_noise dampening"),
+        "share coherence probability mean_cos class_frac label_noise dampening empirical ebar"),
     Range("above 1 and finite", lambda v: is_finite(v) and v > 1, "ratio rise"),
     Range("1 or more and finite", lambda v: is_finite(v) and v >= 1, "recovered"),
     Range("finite", is_finite,
         "shift train.until strength center margin mean bound reference.x reference.y value exact_anchor_world.level "
         "GeneralQuadratic.gamma split_loss_by_curvature.loss quadratic_step.rate GeneralQuadratic.step.rate "
         "trivial judge_state.loss reduced_step.w experiments.between.low experiments.between.high bilinear_problem.u bilinear_problem.v "
-        "bilinear_problem.target with_error.value scaled.mean"),
+        "bilinear_problem.target with_error.value scaled.mean rho"),
     Range("0 or more, NaN where there is none", lambda v: isinstance(v, int | float) and not isinstance(v, bool) and not v < 0,
         "with_error.error"),
     Range("a number, NaN where it has blown up", lambda v: isinstance(v, float | int) and not isinstance(v, bool),
@@ -131,7 +135,9 @@ RANGES: tuple[Range, ...] = (
         "pure_quadratic.kernel pure_quadratic.rate pure_quadratic.gamma unit_sigma.g "
         "unit_sigma.kernel unit_sigma.rate unit_sigma.y unit_sigma.c0 unit_sigma.gamma"),
     Range("from 0 to 1, also as tensors", lambda v: bool(((entries_of(v) >= 0) & (entries_of(v) <= 1)).all()),
-        "rare_word_kl.probability"),
+        "rare_word_kl.probability kl_inverse.q bernoulli_kl.q bernoulli_kl.p"),
+    Range("0 or more, also infinite and as tensors",
+        lambda v: bool((entries_of(v) >= 0).all()) or (isinstance(v, float) and v == math.inf), "kl_inverse.budget"),
     Range("0 or more, also as arrays", lambda v: bool((entries_of(v) >= 0).all()),
         "fv_bound.beta hold.distance hold.stability one_example.c one_example_step.c pure_quadratic.norm displacement.c"),
     Range("0 or more, what a float counts exactly", lambda v: bool(((entries_of(v) >= 0) & (entries_of(v) < 2**53)).all()),
@@ -155,6 +161,7 @@ RANGES: tuple[Range, ...] = (
         "limits quantiles log_log.window span.x span.y"),
     Range("numbers, some of which may be missing", lambda v: isinstance(v, list) and all(isinstance(w, float) for w in v),
         "nodes correlation_of.x correlation_of.y power_law.x power_law.y"),
+    Range("epochs, or none", lambda v: v == [] or v == () or is_list_of(lambda w: is_whole(w) and w >= 0, v), "decays"),
     Range("rates, or none", lambda v: v == [], "others"),
     Range("two numbers, the smaller first, or none", lambda v: v == [], "range_test.window"),
     Range("shares, NaN where one is not known", lambda v: isinstance(v, list), "recall.of"),

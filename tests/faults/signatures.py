@@ -19,7 +19,7 @@ STAND_INS: dict[str, Callable[..., Any]] = {**baselines.STAND_INS, **room_baseli
 
 _MEASURES = (
     "hessian dynamics kernel linearity features anchors dictionary stability quadratic_models audit data_audit mode_connectivity "
-    "progress trials"
+    "progress trials bounds"
 )
 _ROOMS = [
     *[
@@ -78,6 +78,7 @@ WITHOUT: dict[str, str] = {
     **dict.fromkeys(("operators.HessianOperator.build_graph", "testing.OperatorContract.close"), _AUTHORS),
     **dict.fromkeys(("testing.OperatorContract.draw", "instruments.Instrument.found", "measures.features.AGOP.add"), _AUTHORS),
     **dict.fromkeys(("instruments.SurveyContext.affordable", "measures.dictionary.LearningSettings.check"), _AUTHORS),
+    **dict.fromkeys(("measures.bounds.Block.nats", "measures.bounds.Block.beside"), _AUTHORS),
     "MultiCatapult.observe": "ignores its arguments but the optimizer, as `train` calls it",
     "data.Tokenizer.decode": "needs a tokenizer's file",
 }

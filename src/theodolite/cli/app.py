@@ -12,6 +12,7 @@ import typer
 
 from theodolite.cli.commands import data, experiments
 from theodolite.cli.commands.anchors import anchors
+from theodolite.cli.commands.bound import bound
 from theodolite.cli.commands.checkpoints import compare, path
 from theodolite.cli.commands.dictionary import dictionary
 from theodolite.cli.commands.stability import stability
@@ -37,7 +38,7 @@ app = typer.Typer(
     add_completion=True,
     pretty_exceptions_enable=False,
 )
-_COMMANDS: tuple[Callable[..., None], ...] = (survey, compare, path, stability, dictionary, anchors, watch)
+_COMMANDS: tuple[Callable[..., None], ...] = (survey, compare, path, stability, bound, dictionary, anchors, watch)
 _EXPERIMENTS: tuple[Callable[..., None], ...] = (experiments.list_, experiments.reproduce, experiments.report, experiments.info)
 for command in (*_COMMANDS, *_EXPERIMENTS):
     app.command(command.__name__.strip("_"))(command)

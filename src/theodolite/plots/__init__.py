@@ -19,7 +19,11 @@ from theodolite.plots.axes_style import reference as reference
 from theodolite.plots.axes_style import span as span
 from theodolite.plots.bars import bars as bars
 from theodolite.plots.bars import intervals as intervals
+from theodolite.plots.bars import layer_ratios as layer_ratios
 from theodolite.plots.bars import model_scores as model_scores
+from theodolite.plots.certificate import plot_bound_fit as plot_bound_fit
+from theodolite.plots.certificate import plot_certificate as plot_certificate
+from theodolite.plots.certificate import plot_posterior as plot_posterior
 from theodolite.plots.curves import curves as curves
 from theodolite.plots.dictionary import plot_atom_usage as plot_atom_usage
 from theodolite.plots.dictionary import plot_atoms as plot_atoms
@@ -31,7 +35,6 @@ from theodolite.plots.figures import to_svg as to_svg
 from theodolite.plots.heatmaps import heatmap as heatmap
 from theodolite.plots.heatmaps import leading_blocks as leading_blocks
 from theodolite.plots.heatmaps import matrix as matrix
-from theodolite.plots.layers import layer_ratios as layer_ratios
 from theodolite.plots.linear_path import linear_path as linear_path
 from theodolite.plots.linear_path import linear_path_panels as linear_path_panels
 from theodolite.plots.monitor import plot_monitor as plot_monitor

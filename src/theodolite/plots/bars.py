@@ -1,24 +1,27 @@
-"""One bar or one dot with its error per row, with its name: scales of columns, sizes of classes, scores of models."""
+"""One line of the picture per row, with its name: scales of columns, sizes of classes, scores of models, ratios of layers."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, Unpack
 
 import numpy as np
 from matplotlib.axes import Axes
 
-from theodolite.arguments import integer
-from theodolite.plots.axes_style import note
+from theodolite.arguments import a_mapping, integer
+from theodolite.plots.axes_style import legend, note
 from theodolite.plots.chart import Labels, chart, drawing
 from theodolite.plots.figures import panels
 from theodolite.plots.style import look
-from theodolite.plots.tables import finite, label_of, numbers, read
+from theodolite.plots.tables import finite, label_of, numbers, positive, read
 from theodolite.results import Row
 
 #: Bars that can still be told apart.
 MOST = 24
 _LONG = 24  # characters of a name
+#: Layers up to which each one is named.
+_NAMED = 40
 
 
 @drawing("name", "value", most=partial(integer, least=2))
@@ -41,7 +44,7 @@ def bars(rows: Any, name: str, value: str, *, log: bool = False, most: int = MOS
         usable = finite(lengths) & ((lengths > 0) if log else True)
         places = [i for i in range(len(table)) if usable[i]]
         ax.barh(places, lengths[places], 0.8, color=look(0).colour, alpha=0.8)
-        _name_rows(ax, [row[name] for row in table])
+        name_rows(ax, [row[name] for row in table])
         if len(drawn.table) > len(table):
             note(ax, f"the {most // 2} largest and smallest of {len(drawn.table)}")
     return ax
@@ -63,12 +66,12 @@ def intervals(rows: Any, name: str, value: str, error: str, **given: Unpack[Labe
             reach = 2 * errors[i] if finite(errors[i : i + 1]).all() else None
             shape = look(int(i))
             ax.errorbar(values[i], i, xerr=reach, fmt=shape.marker, color=shape.colour, markersize=7, capsize=4, linewidth=1.8)
-        _name_rows(ax, [row[name] for row in table])
+        name_rows(ax, [row[name] for row in table])
         ax.margins(x=0.15)
     return ax
 
 
-def _name_rows(ax: Axes, names: list[Any]) -> None:
+def name_rows(ax: Axes, names: list[Any]) -> None:
     """One name per row at the left, the first on top."""
     texts = [label_of(name) for name in names]
     ax.set_yticks(range(len(texts)), [text if len(text) <= _LONG else f"{text[: _LONG - 1]}…" for text in texts])
@@ -100,3 +103,30 @@ def model_scores(rows: Any) -> dict[str, Axes]:
 def _score(table: list[Row], column: str, ax: Axes) -> Axes:
     note(ax, "bars: two standard errors over samples")
     return intervals(table, "model", column, f"{column}_error", xlabel="", title=_SCORES[column], ax=ax)
+
+
+@drawing("layer", columns=a_mapping)
+def layer_ratios(rows: Any, columns: Mapping[str, str], *, layer: str = "layer", **labels: Unpack[Labels]) -> Axes:
+    """Columns of `rows` on a logarithmic axis, one line of names for each row, the first on top; `columns` gives their names.
+
+    >>> rows = [{"layer": "a", "ratio": 0.1}, {"layer": "b", "ratio": 0.01}]
+    >>> ax = layer_ratios(rows, {"ratio": "gradient over weights"})
+    >>> [label.get_text() for label in ax.get_yticklabels()]
+    ['a', 'b']
+    """
+    given: Labels = {"ylabel": "", "xlabel": "", **labels}
+    height = 1.4 + 0.24 * min(_NAMED, len(rows))
+    with chart(rows, *columns, layer, log="x", size=(6.4, max(2.4, height)), own_legend=True, **given) as drawn:
+        ax, drawn.total = drawn.ax, 0
+        for i, (column, name) in enumerate(columns.items()):
+            values = numbers(drawn.table, column)
+            shown = finite(values) & positive(values)
+            drawn.total += len(values)
+            drawn.count(finite(values), shown)
+            places = np.arange(len(values))
+            ax.plot(values[shown], places[shown], color=look(i).colour, marker=look(i).marker, linestyle="-", label=name)
+        every = max(1, -(-len(drawn.table) // _NAMED))
+        ax.set_yticks(range(0, len(drawn.table), every), [str(row[layer]) for row in drawn.table[::every]])
+        ax.invert_yaxis()
+        legend(ax)
+    return ax

@@ -11,10 +11,10 @@ from matplotlib.figure import Figure
 
 from theodolite.plots.anchors import plot_anchor_probe, plot_atom_geometry
 from theodolite.plots.axes_style import reference
-from theodolite.plots.bars import bars
+from theodolite.plots.bars import bars, layer_ratios
+from theodolite.plots.certificate import plot_certificate, plot_posterior
 from theodolite.plots.curves import curves
 from theodolite.plots.dictionary import plot_atom_usage, plot_dictionary_choice
-from theodolite.plots.layers import layer_ratios
 from theodolite.plots.linear_path import linear_path_panels
 from theodolite.plots.monitor import plot_monitor, plot_runs
 from theodolite.plots.range_test import range_test
@@ -173,6 +173,7 @@ _DRAWINGS: dict[str, Callable[[Any], Drawing]] = {
     "eigenpairs": eigenvalues,
     "feature-report": input_directions,
     "fleet-trace": loss_curve,
+    "gaussian-posterior": plot_posterior,
     "gradient-flow": gradients_by_layer,
     "gradient-noise": gradient_groups,
     "kernel-drift": drift_by_distance,
@@ -182,6 +183,7 @@ _DRAWINGS: dict[str, Callable[[Any], Drawing]] = {
     "monitor-report": plot_monitor,
     "range-test": rates_swept,
     "regime": trial_run,
+    "risk-certificate": plot_certificate,
     "run-comparison": plot_runs,
     "stability-result": lambda result: stability_panels(result.rows()),
     "trace": loss_curve,

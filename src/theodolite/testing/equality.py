@@ -19,10 +19,10 @@ def same(left: Any, right: Any) -> bool:
         return len(left) == len(right) and all(map(same, left, right))
     if isinstance(left, dict) and isinstance(right, dict):
         return list(left) == list(right) and all(same(left[k], right[k]) for k in left)
-    if hasattr(left, "shape") or hasattr(right, "shape"):
-        return type(left) is type(right) and left.shape == right.shape and bool(((left == right) | (left != left)).all())
     if is_dataclass(left) and type(left) is type(right):
         return all(same(getattr(left, f.name), getattr(right, f.name)) for f in fields(left) if f.compare)
+    if hasattr(left, "shape") or hasattr(right, "shape"):
+        return type(left) is type(right) and left.shape == right.shape and bool(((left == right) | (left != left)).all())
     return bool(left == right or (left != left and right != right))
 
 

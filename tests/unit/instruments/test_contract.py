@@ -51,13 +51,13 @@ def small_batches() -> SurveyContext:
     x, y = torch.randn(100, 4), torch.randint(3, (100,))
     problem = th.Problem(model, nn.CrossEntropyLoss(), (x, y))
     state = {name: t + 0.01 for name, t in model.state_dict().items()}
-    more = {"valid": problem.on((torch.randn(40, 4), torch.randint(3, (40,)))), "batch_size": 4, "checkpoints": [state]}
+    more = {"valid": problem.on((torch.randn(60, 4), torch.randint(3, (60,)))), "batch_size": 4, "checkpoints": [state]}
     return SurveyContext(problem, lr=0.1, **more)
 
 
 PROBLEMS: dict[str, Callable[[], SurveyContext]] = {f.__name__: f for f in (classifier, regression, language_model)}
 #: For those that ask for more than the three have.
-FURTHER = {"path", "stability", "batch_size"}
+FURTHER = {"path", "stability", "batch_size", "certificate"}
 
 
 def suite(instrument: str, problem: str) -> type[InstrumentContract]:

@@ -269,7 +269,13 @@ def two_runs() -> Result:
     return th.compare_runs(*(fold(run) for run in runs))
 
 
-SOURCES += [batch_sizes, two_runs]
+def risk() -> Result:
+    problem = classifier().on((torch.randn(60, 4).double(), torch.arange(60) % 3))
+    start = {name: p + 0.1 for name, p in problem.model.state_dict().items()}
+    return th.pac_bayes_bound(problem, start=start, epochs=2, passes=1, progress=False)
+
+
+SOURCES += [batch_sizes, two_runs, risk]
 
 
 @cache

@@ -15,12 +15,12 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from scipy.stats import beta
 from torch import Tensor
 
-from theodolite.arguments import checked, count, finite, fraction, nonnegative, positive, share, whole
-from theodolite.problem.arguments import as_finite_tensor
+from theodolite.arguments import checked, count, finite, fraction, nonnegative, positive, share, shown, whole
 
 #: λ = CEILING · exp(−j / PRECISION), j = 1, 2, ...: the prior variances among which a certificate chooses.
 CEILING, PRECISION = 0.1, 100.0
@@ -33,18 +33,30 @@ _STEPS = 60
 
 def _rates(name: str, value: Any) -> Any:
     """Error rates, between 0 and 1."""
-    found = as_finite_tensor(name, value).detach()
-    if found.numel() and not (float(found.min()) >= 0 and float(found.max()) <= 1):
-        raise ValueError(f"{name} must lie between 0 and 1. Got values from {float(found.min()):g} to {float(found.max()):g}.")
+    found = _numbers(name, value)
+    if not bool(((found >= 0) & (found <= 1)).all()):
+        raise ValueError(f"{name} must hold numbers from 0 to 1. Got {shown(value)}.")
     return value
 
 
 def _budgets(name: str, value: Any) -> Any:
     """Divergences, 0 or more; infinite ones rule nothing out."""
-    found = torch.as_tensor(value, dtype=torch.float64)
-    if not bool((found >= 0).all()):
-        raise ValueError(f"{name} must hold numbers of 0 or more. Got {value!r}.")
+    if not bool((_numbers(name, value) >= 0).all()):
+        raise ValueError(f"{name} must hold numbers of 0 or more. Got {shown(value)}.")
     return value
+
+
+def _numbers(name: str, value: Any) -> Tensor:
+    """Numbers of any shape; truth values are none."""
+    if isinstance(value, bool) or getattr(value, "dtype", None) in (torch.bool, np.bool_) or getattr(value, "is_meta", False):
+        raise ValueError(f"{name} must hold numbers. Got {shown(value)}.")
+    try:
+        found = torch.as_tensor(value, dtype=torch.float64).detach()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"{name} must hold numbers. Got {shown(value)}.") from error
+    if not found.numel():
+        raise ValueError(f"{name} must hold numbers. Got none.")
+    return found
 
 
 @checked(q=_rates, p=_rates)
@@ -229,6 +241,8 @@ def bound_from_summary(
     >>> round(bound_from_summary(0.02347, 3766.1, -1.2913, 60_000), 4)     # T-600, ITER
     0.1198
     """
+    if n < FEWEST:
+        raise ValueError(f"n must be {FEWEST} or more. Got {n}.")
     j = max(1, round(precision * (math.log(ceiling) - 2 * rho)))
     nats = kl + 2 * math.log(j) + math.log(math.pi**2 * n / (6 * delta))
     return float(kl_inverse(ebar, nats / (n - 1)))

@@ -20,7 +20,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from theodolite.arguments import a_path, checked, count, either, fraction, nonnegative, optional
+from theodolite.arguments import a_function, a_path, checked, count, either, fraction, nonnegative, optional
 from theodolite.arguments import seed as a_seed
 from theodolite.errors import ArgumentError
 from theodolite.measures.bounds.blocks import make_blocks
@@ -41,6 +41,8 @@ from theodolite.training.interruption import load_state, save_state
 PriorKind = Literal["start", "held-out", "split"]
 #: Fewer samples certify nothing.
 FEWEST_SAMPLES = 50
+#: Samples of a batch where ten steps an epoch would take fewer.
+FEWEST_IN_BATCH = 32
 #: Samples of a batch where one network is drawn for all of it: each batch is one draw only.
 WEIGHT_BATCH = 100
 #: Variances of the prior that are tried for the prior itself, in units of those of the posterior.
@@ -81,8 +83,8 @@ class RiskCertificate(Result):
 
     @property
     def vacuous(self) -> bool:
-        """Whether the bound says nothing."""
-        return self.value >= 1.0
+        """Whether the bound says nothing: 99.9 % and more."""
+        return self.value >= 0.999
 
     @property
     def no_better_than_guessing(self) -> bool:
@@ -113,7 +115,7 @@ def _some_errors(name: str, value: Any) -> float:
 
 
 @checked(
-    errors=_some_errors, draws=count, kl=nonnegative, n=count, penalty=optional(nonnegative), delta=fraction,
+    errors=_some_errors, draws=count, kl=nonnegative, n=count, penalty=nonnegative, delta=fraction,
     delta_draws=fraction, guessing=fraction,
 )  # fmt: skip
 def risk_certificate(
@@ -177,7 +179,7 @@ def _certificate(
 
 
 @checked(
-    problem=a_problem, rank=count, split=fraction, epochs=count, batch_size=count, passes=count, delta=fraction,
+    problem=a_problem, rank=count, split=fraction, recipe=optional(a_function), epochs=count, batch_size=count, passes=count, delta=fraction,
     delta_draws=fraction, test=optional(a_problem), checkpoint=a_path, seed=a_seed,
 )  # fmt: skip
 def pac_bayes_bound(
@@ -218,6 +220,7 @@ def pac_bayes_bound(
         layer_scales: a prior variance for each layer, else one for all.
         objective: what the fit minimises; the certificate is always Maurer's form.
         init_s: where the variances begin: by curvature, all at the prior's, or at the size of the weights.
+        batch_size: of the fit; smaller where the data would give fewer than ten batches.
         passes: how often the data are drawn on for the certificate.
         rank: directions of each layer's input that may leave the prior, None for all. Fewer are faster.
         recipe: `recipe(model, data)` trains in place, for `"split"`; by default Adam for 20 epochs.
@@ -252,7 +255,7 @@ def pac_bayes_bound(
         optimizer=optimizer,
         init_s=init_s,
         epochs=epochs,
-        batch_size=batch_size,
+        batch_size=min(batch_size, max(FEWEST_IN_BATCH, problem.samples // 10)),
         delta=delta,
     )
     if rank is not None and posterior not in ("kronecker", "low-rank"):

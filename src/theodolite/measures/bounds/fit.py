@@ -16,6 +16,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from theodolite.interrupts import called_within
 from theodolite.measures.bounds.blocks import Basis, Refresh, Start, blocks_in_basis, spread_out
 from theodolite.measures.bounds.calculator import FEWEST, HIGHEST, budget_of, kl_inverse
 from theodolite.measures.bounds.gibbs import smooth_error
@@ -74,8 +75,8 @@ class Fit:
         self.first: dict[str, tuple[Tensor, Tensor]] = {}
         self.trace: list[Row] = []
         self.epoch = 0
-        self.error = 0.5
         self.blocks = self._begin(blocks)
+        self.error = self.error_of(self.blocks, self._common(best_variances(self.blocks)))
         self._make_leaves()
 
     # Beginning
@@ -133,9 +134,9 @@ class Fit:
             free.view(-1)[top] = True
         return free
 
-    @torch.no_grad()
-    def bound_of(self, blocks: Sequence[Block], variances: Mapping[str, float], penalty: float = 0.0) -> float:
-        """The objective at these blocks, by the smooth error on some samples; `penalty` is in nats."""
+    @called_within(torch.no_grad)
+    def error_of(self, blocks: Sequence[Block], variances: Mapping[str, float]) -> float:
+        """The smooth error at these blocks, on some samples."""
         self.network.set_blocks(blocks)
         values = {b.name: (b.mean, (2 * b.log_std).exp()) for b in blocks}
         errors, seen = 0.0, 0
@@ -146,9 +147,12 @@ class Fit:
                 seen += batch.size
                 if seen >= TRIED:
                     break
+        return min(errors / seen, 1.0)
+
+    def bound_of(self, blocks: Sequence[Block], variances: Mapping[str, float], penalty: float = 0.0) -> float:
+        """The objective at these blocks; `penalty` is in nats."""
         kl = sum(block.nats(variances[block.group]) for block in blocks)
-        q, b = (torch.tensor(v, dtype=torch.float64) for v in (min(errors / seen, 1.0), self._budget(max(kl, 0.0) + penalty)))
-        return float(OBJECTIVES[self.settings.objective](q, b))
+        return self._objective(self.error_of(blocks, variances), max(kl, 0.0) + penalty)
 
     def _budget(self, kl: float) -> float:
         return budget_of(kl, max(self.n, FEWEST), self.settings.delta)
@@ -193,7 +197,7 @@ class Fit:
                 self._step(rows, batch, *slopes)
         self.epoch += 1
         kl = self._kl()
-        self.trace.append({"epoch": self.epoch, "error": self.error, "kl": kl, "objective": self._objective(kl)})
+        self.trace.append({"epoch": self.epoch, "error": self.error, "kl": kl, "objective": self._objective(self.error, kl)})
 
     def _due(self) -> bool:
         """Whether the basis is to be made anew before this epoch."""
@@ -208,18 +212,14 @@ class Fit:
 
     def _step(self, rows: Tensor, batch: Any, by_error: float, by_nat: float) -> None:
         """One step on the bound: the smooth error by autograd, the divergence by its formula."""
-        with torch.no_grad():
-            variances = {name: (2 * spread).exp_() for name, spread in self.spreads.items()}
-        for variance in variances.values():
-            variance.requires_grad_()
+        variances = {name: (2 * spread).exp_().requires_grad_() for name, spread in self.spreads.items()}
         values = {name: (mean, variances[name]) for name, mean in self.means.items()}
         self.optimizer.zero_grad()
         drawn = self.network(rows, batch, values, self.generator, self.scales, open_last=True)
         error = smooth_error(drawn, batch.target, self.problem.loss_function)
         (by_error * error).backward()
-        with torch.no_grad():
-            for block in self.blocks:
-                self._add_divergence(block, variances[block.name], by_nat)
+        for block in self.blocks:
+            self._add_divergence(block, variances[block.name], by_nat)
         self.optimizer.step()
         self.error += _NEWS * (min(float(error.detach()), 1.0) - self.error)
 
@@ -251,9 +251,8 @@ class Fit:
         blocks = self.current()
         at_mean = self.problem.at({b.name: b.parameter(b.mean) for b in blocks})
         self.blocks = self._in_basis(at_mean, blocks)
-        with torch.no_grad():
-            for block in self.blocks:
-                self.means[block.name].copy_(block.mean)
+        for block in self.blocks:
+            self.means[block.name].detach().copy_(block.mean)
         self.network.set_blocks(self.blocks)
         self.network.keep_inputs(self.settings.batch_size)
 
@@ -266,8 +265,8 @@ class Fit:
     def _kl(self) -> float:
         return max(0.0, sum(block.nats(self.scales[block.group]) for block in self.current()))
 
-    def _objective(self, kl: float) -> float:
-        q, b = (torch.tensor(v, dtype=torch.float64) for v in (min(max(self.error, 0.0), 1.0), self._budget(kl)))
+    def _objective(self, error: float, kl: float) -> float:
+        q, b = (torch.tensor(v, dtype=torch.float64) for v in (error, self._budget(kl)))
         return float(OBJECTIVES[self.settings.objective](q, b))
 
     def state(self) -> dict[str, Any]:
@@ -293,10 +292,9 @@ class Fit:
             )
             for b in self.blocks
         ]
-        with torch.no_grad():
-            for name in self.means:
-                self.means[name].copy_(state["means"][name])
-                self.spreads[name].copy_(state["spreads"][name])
+        for name in self.means:
+            self.means[name].detach().copy_(state["means"][name])
+            self.spreads[name].copy_(state["spreads"][name])
         self.epoch, self.error, self.trace = state["epoch"], state["error"], list(state["trace"])
         self.generator.set_state(state["order"])
         self.optimizer.load_state_dict(state["optimizer"])

@@ -22,7 +22,7 @@ from theodolite.measures.bounds.calculator import HIGHEST, grid_penalty, rounded
 from theodolite.results import Result, Row
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Block:
     """One parameter: `mean`, `log_std` and `start` (the centre of the prior) in the coordinates of its basis.
 
@@ -151,7 +151,7 @@ class GaussianPosterior(Result):
 
     def variance_by_eigenvalue(self, layer: str) -> list[Row]:
         """The variance of each coordinate of a layer's weight beside its approximate eigenvalue, the largest eigenvalue first."""
-        known = {block.group: block for block in self.blocks if block.curvature is not None}
+        known = {block.group: block for block in self.blocks if block.curvature is not None and block.mean.ndim > 1}
         block = entry("layer", layer, known)
         assert block.curvature is not None
         order = block.curvature.flatten().argsort(descending=True, stable=True)

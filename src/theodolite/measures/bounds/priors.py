@@ -62,12 +62,12 @@ def find_prior(
             "start is missing: prior='start' needs the weights before training, a module or its state dict. If they are lost: "
             "prior='held-out' for data that was not trained on, or prior='split'."
         )
-    weights = _weights_of(problem, start, own)
+    weights = weights_of(problem, start, own)
     _refuse_what_was_learned(problem, start, weights, own)
     return Prior(kind, problem, weights)
 
 
-def _weights_of(problem: Problem, start: Any, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def weights_of(problem: Problem, start: Any, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
     given = dict(start.state_dict()) if isinstance(start, nn.Module) else start
     if not isinstance(given, Mapping) or not all(isinstance(value, Tensor) for value in given.values()):
         raise ArgumentError(f"start must be a module or a mapping of names to tensors. Got {type(start).__name__}.")
@@ -77,6 +77,8 @@ def _weights_of(problem: Problem, start: Any, own: Mapping[str, Tensor]) -> dict
         if given[name].shape != tensor.shape:
             shapes = f"{tuple(given[name].shape)}, the model's {tuple(tensor.shape)}"
             raise ArgumentError(f"start is of another architecture: {name} has shape {shapes}.")
+        if given[name].is_meta or not bool(torch.isfinite(given[name]).all()):
+            raise ArgumentError(f"start must hold finite numbers. Got NaN, infinity or no values in {name}.")
     return {name: given[name].detach().to(tensor).clone() for name, tensor in own.items()}
 
 
@@ -142,9 +144,8 @@ def _split(
     copy = problem.copied()
     if start is not None:
         own = dict(zip(copy.names, copy.leaves(grad=False), strict=True))
-        with torch.no_grad():
-            for p, value in zip(copy.parameters, _weights_of(copy, start, own).values(), strict=True):
-                p.copy_(value)
+        for p, value in zip(copy.parameters, weights_of(copy, start, own).values(), strict=True):
+            p.detach().copy_(value)
     elif why := cannot_restart(copy.model):
         raise ArgumentError(f"start is missing: {why}. Give the weights from which training begins.")
     else:

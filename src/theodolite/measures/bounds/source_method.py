@@ -15,13 +15,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from theodolite.arguments import checked, count, entry, fraction, positive
+from theodolite.arguments import checked, count, each, either, entry, fraction, instance, positive, whole
 from theodolite.arguments import seed as a_seed
 from theodolite.measures.bounds.blocks import FACTOR_SAMPLES, Basis, Refresh, blocks_in_basis, make_blocks, spread_out
 from theodolite.measures.bounds.calculator import CEILING, PRECISION, bound_from_summary, grid_index, kl_inverse
 from theodolite.measures.bounds.gibbs import smooth_error
 from theodolite.measures.bounds.noisy_network import Drawn, Samples
 from theodolite.measures.bounds.posterior import Block, GaussianPosterior
+from theodolite.measures.bounds.priors import weights_of
 from theodolite.problem import Problem
 from theodolite.problem.accuracy import right_answers
 from theodolite.problem.arguments import a_problem
@@ -51,6 +52,11 @@ PRESETS: dict[str, Preset] = {
 }
 
 
+def _epochs(name: str, value: Any) -> list[float]:
+    """Numbers of epochs, or none."""
+    return [] if isinstance(value, list | tuple) and not value else each(whole)(name, value)
+
+
 @dataclass(frozen=True)
 class SourceFit:
     """The posterior, ρ on its way (before it is rounded to the grid), and a row for each epoch."""
@@ -61,8 +67,16 @@ class SourceFit:
 
 
 @checked(
-    problem=a_problem, epochs=count, batch_size=count, rate=positive, every=count, delta=fraction, seed=a_seed, samples=count
-)  # fmt: skip
+    problem=a_problem,
+    epochs=count,
+    batch_size=count,
+    rate=positive,
+    decays=_epochs,
+    every=count,
+    delta=fraction,
+    samples=count,
+    seed=a_seed,
+)
 def source_posterior(
     problem: Problem,
     start: Mapping[str, Tensor],
@@ -90,6 +104,9 @@ def source_posterior(
         samples: from which bases are made.
     """
     method = entry("preset", preset, PRESETS)
+    either("init_s", init_s, ("weights", "flat"))
+    own = dict(zip(problem.names, problem.leaves(grad=False), strict=True))
+    start = weights_of(problem, start, own)
     steps = _Steps(problem, start, method, optimizer, rate, init_s, delta, samples, seed)
     with counting(preset, progress=progress, total=epochs) as counted:
         for epoch in range(epochs):
@@ -164,8 +181,7 @@ class _Steps:
                 complexity = (budget / 2).sqrt()
                 (loss + complexity).backward()
                 self.optimizer.step()
-                with torch.no_grad():
-                    self.rho.clamp_(max=LAST_RHO)
+                self.rho.detach().clamp_(max=LAST_RHO)
                 losses.append(float(loss.detach()))
         row = {"loss": sum(losses) / len(losses), "complexity": float(complexity.detach()), "rho": float(self.rho.detach())}
         self.trace.append({"epoch": len(self.trace) + 1, **row})
@@ -216,7 +232,7 @@ class SourceCertificate:
     networks: int
 
 
-@checked(problem=a_problem, networks=count, delta=fraction, delta_draws=fraction, seed=a_seed)
+@checked(problem=a_problem, fit=instance(SourceFit), networks=count, delta=fraction, delta_draws=fraction, seed=a_seed)
 def source_certificate(
     problem: Problem,
     fit: SourceFit,
