@@ -179,9 +179,19 @@ def _certificate(
 
 
 @checked(
-    problem=a_problem, rank=count, split=fraction, recipe=optional(a_function), epochs=count, batch_size=count, passes=count, delta=fraction,
-    delta_draws=fraction, test=optional(a_problem), checkpoint=a_path, seed=a_seed,
-)  # fmt: skip
+    problem=a_problem,
+    epochs=count,
+    batch_size=count,
+    passes=count,
+    rank=count,
+    split=fraction,
+    recipe=optional(a_function),
+    delta=fraction,
+    delta_draws=fraction,
+    test=optional(a_problem),
+    checkpoint=a_path,
+    seed=a_seed,
+)
 def pac_bayes_bound(
     problem: Problem,
     *,

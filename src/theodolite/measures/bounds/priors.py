@@ -68,6 +68,7 @@ def find_prior(
 
 
 def weights_of(problem: Problem, start: Any, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The measured parameters of a start, by name; raises where it does not fit `own`, those of the model."""
     given = dict(start.state_dict()) if isinstance(start, nn.Module) else start
     if not isinstance(given, Mapping) or not all(isinstance(value, Tensor) for value in given.values()):
         raise ArgumentError(f"start must be a module or a mapping of names to tensors. Got {type(start).__name__}.")
