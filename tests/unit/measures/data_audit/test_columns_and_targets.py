@@ -135,3 +135,8 @@ def test_all_outliers_are_found_and_their_share_is_estimated():
     few = audit_targets(linear(x, y), most=500)
     assert sorted(few.outliers) == sorted(wild[:3].tolist())
     assert few.outlier_share > 0.9
+
+
+def test_the_spread_of_a_single_column_is_one_number():
+    x = 0.5 * torch.randn(100, 1, generator=torch.Generator().manual_seed(0))
+    assert audit_columns(linear(x, x)).sentence().startswith("The spread of the column is 0.")
