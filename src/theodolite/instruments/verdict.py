@@ -65,7 +65,7 @@ def judge(
     behind = {cause: root for cause in standing if (root := _root(cause, standing, tried))}
     roots = sorted((cause for cause in standing if cause not in behind), key=lambda cause: _urgency(serious[cause], tried))
     adjusted = [_adjusted(f, useless, behind, tried) for f in findings]
-    adjusted = [_of_the_eval_loss(f) if FOLLOWS.get(f.label) in standing else f for f in adjusted]
+    adjusted = [_of_the_eval_loss(f) if not f.cause and FOLLOWS.get(f.label) in standing else f for f in adjusted]
     order = {cause: place for place, cause in enumerate(roots)}
     adjusted = sorted(worst_first(adjusted), key=lambda f: order.get(f.cause, len(order)))
     progress = results.get("progress")
@@ -151,6 +151,7 @@ def _adjusted(finding: Finding, useless: set[str], behind: Mapping[str, str], tr
 
 
 def _of_the_eval_loss(finding: Finding) -> Finding:
+    """A finding without a cause of its own: a training that blows up has one, and is none of these."""
     text = f"In eval mode: {finding.sentence[:1].lower()}{finding.sentence[1:]} It follows from: {FOLLOWS[finding.label]}."
     return replace(finding, severity=Severity.NOTE, sentence=text, advice="", cause="")
 

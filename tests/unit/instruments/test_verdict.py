@@ -177,3 +177,11 @@ def test_that_no_rate_moves_the_loss_in_eval_mode_follows_from_batch_statistics(
     _, found = judged([*map(finding, causes), rate], *(trial(cause, 0.5) for cause in causes))
     text = next(f.sentence for f in found if f.instrument == "learning_rate")
     assert text == ("In eval mode: no rate moves the loss. It follows from: batch statistics." if follows else rate.sentence)
+
+
+def test_a_training_that_blows_up_is_no_matter_of_batch_statistics():
+    blown = Finding(
+        instrument="x", severity=Severity.CRITICAL, sentence="It blows up.", label="no rate helps", cause="rate too high"
+    )
+    _, found = judged([finding("batch statistics"), blown], trial("batch statistics", 0.5))
+    assert next(f for f in found if f.label == "no rate helps").severity is Severity.CRITICAL
