@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from torch import Tensor
 from theodolite.instruments.base import SurveyContext
 from theodolite.instruments.subset import spread, subset
 from theodolite.measures.data_audit.views import part_of
+from theodolite.measures.dynamics.rate_choice import COOLDOWN, LONGER
 from theodolite.measures.trials import Remedy, Setup, loss_of, try_changes
 from theodolite.problem import Problem
 
@@ -18,26 +20,66 @@ from theodolite.problem import Problem
 STEPS, SECONDS, SCORED = 60, 10.0, 500
 #: Samples that are held at most of data that is read anew each time.
 HELD = 10_000
+#: An option that changes more than another is chosen where its loss ends lower by this share.
+CLEARLY = 0.1
+#: An option whose loss ends above that of another by this factor is not tried again.
+HOPELESS = 2.0
 
 
 def best_remedy(context: SurveyContext, options: Sequence[Remedy]) -> Remedy:
-    """The option after which the loss is lowest; the first one where nothing can be tried. Those that begin anew are as good."""
+    """The first option that is about as good as the best of them, so the mildest stands first; it, where nothing can be tried.
+
+    Another rate must be clearly better in longer runs too, unless the first option is hopeless.
+    """
     if len(options) < 2 or context.lr is None:
         return options[0]
+    ends = _ends(context, options, STEPS)
+    first, best = options[0], options[_mildest(ends)]
+    if best.lr is None or not ends[0] < HOPELESS * ends[_mildest(ends)]:
+        return best
+    rivals = [first, best]
+    return rivals[_mildest(_ends(context, rivals, LONGER * STEPS))]
+
+
+def _ends(context: SurveyContext, options: Sequence[Remedy], steps: int) -> list[float]:
+    """The losses after each option. All let their rate fall in the end, or a lower one would always end lower by lesser noise."""
+    assert context.lr is not None
     seconds = SECONDS if context.allowance is None else min(SECONDS, 0.2 * context.allowance)
     runs = try_changes(
         context.problem,
-        {str(place): option for place, option in enumerate(options)},
+        {str(place): _cooled(option, int(COOLDOWN * steps)) for place, option in enumerate(options)},
         lr=context.lr,
         optimizer=context.optimizer,
-        steps=STEPS,
+        steps=steps,
         batch_size=context.batch_size,
         score_on=subset(context.problem, SCORED),
         seconds=seconds,
         seed=context.seed,
     )
-    ends = [row["changed"] if math.isfinite(row["changed"]) else math.inf for row in runs.trials]
-    return options[ends.index(min(ends))]
+    return [row["changed"] if math.isfinite(row["changed"]) else math.inf for row in runs.trials]
+
+
+def _mildest(ends: Sequence[float]) -> int:
+    """The first that is not clearly above the lowest.
+
+    >>> _mildest([0.066, 0.064, 0.07]), _mildest([0.66, 0.064, 0.06]), _mildest([math.inf, math.inf])
+    (0, 1, 0)
+    """
+    lowest = min(ends)
+    return next(place for place, end in enumerate(ends) if end <= lowest + CLEARLY * abs(lowest))
+
+
+def _cooled(option: Remedy, cooldown: int) -> Remedy:
+    """The same with a rate that falls in the end."""
+    change = option.change
+    if change is None:
+        return option
+
+    def cooled(setup: Setup) -> None:
+        change(setup)
+        setup.cooldown = cooldown
+
+    return replace(option, change=cooled)
 
 
 def leave_out(context: SurveyContext, samples: Sequence[int] | Tensor, advice: str, judge: Problem | None = None) -> Remedy:

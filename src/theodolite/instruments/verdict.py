@@ -23,7 +23,9 @@ from theodolite.text import plural
 #: Causes that an inspection proves, of which nothing else matters before they are repaired; no trial can take back these, nor
 #: those of the validation data.
 STOPPING = ("not finite", "frozen model", "missing parameters", "dead layer", "labels do not fit")
-PROVEN = (*STOPPING, "augmented validation", "leaked validation")
+PROVEN = (*STOPPING, "augmented validation", "leaked validation", "overfitting")
+#: Labels of what is said of the loss in eval mode, by which nothing can be told of the training -> where that follows from.
+FOLLOWS = {"no rate helps": "batch statistics"}
 #: What has no remedy of its own: it stands only where no cause is found that brings it about.
 UNEXPLAINED = "not learning"
 #: Instruments without which nobody can say that nothing needs to be changed.
@@ -63,6 +65,7 @@ def judge(
     behind = {cause: root for cause in standing if (root := _root(cause, standing, tried))}
     roots = sorted((cause for cause in standing if cause not in behind), key=lambda cause: _urgency(serious[cause], tried))
     adjusted = [_adjusted(f, useless, behind, tried) for f in findings]
+    adjusted = [_of_the_eval_loss(f) if not f.cause and FOLLOWS.get(f.label) in standing else f for f in adjusted]
     order = {cause: place for place, cause in enumerate(roots)}
     adjusted = sorted(worst_first(adjusted), key=lambda f: order.get(f.cause, len(order)))
     progress = results.get("progress")
@@ -147,6 +150,12 @@ def _adjusted(finding: Finding, useless: set[str], behind: Mapping[str, str], tr
     return finding
 
 
+def _of_the_eval_loss(finding: Finding) -> Finding:
+    """A finding without a cause of its own: a training that blows up has one, and is none of these."""
+    text = f"In eval mode: {finding.sentence[:1].lower()}{finding.sentence[1:]} It follows from: {FOLLOWS[finding.label]}."
+    return replace(finding, severity=Severity.NOTE, sentence=text, advice="", cause="")
+
+
 def _recommended(results: Mapping[str, Any], roots: Sequence[str], trials: TrialRuns, own: float | None) -> float | None:
     """The one rate to set."""
     if roots:
@@ -176,10 +185,13 @@ def _causes(roots: Sequence[str], serious: Mapping[str, Finding], trials: TrialR
     main = serious[roots[0]]
     trial = trials.of(roots[0])
     said = first_sentence(main.sentence).rstrip(".")
-    advice = trial["advice"] if trial is not None else first_sentence(main.advice).rstrip(".")
+    vain = trial is not None and not trial["not_tried"] and not trial["better"] and roots[0] not in STOPPING
+    advice = first_sentence(main.advice).rstrip(".") if trial is None or vain else trial["advice"]
     sentences = [f"{said}: {advice[:1].lower()}{advice[1:]}." if advice else f"{said}."]
     known = "" if trial is None else ("Not tried" if trial["not_tried"] else "Tried on a copy")
     outcome = "" if trial is None else trial["not_tried"] or outcome_of(trial)
+    if trial is not None and vain:
+        known, outcome = "Not enough on a copy", f"{trial['advice']}, {outcome}"
     rest = f"next: {', '.join(roots[1:3])}" if len(roots) > 1 else ""
     if known:
         sentences.append(f"{known}: {outcome}{'; ' + rest if rest else ''}.")

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 import theodolite as th
 from theodolite.instruments import SurveyContext
 from theodolite.instruments.registry import get
+from theodolite.instruments.remedies import best_remedy
 from theodolite.measures.trials import Remedy, try_changes
 from theodolite.results import CAUSES, Finding, Severity
 
@@ -247,6 +248,42 @@ def test_statistics_that_saw_no_batch_are_named_with_what_they_cost():
     found = Look(model, optimizer, (5 * x + 20, y))
     assert "they have seen no batch" in found.serious["batch statistics"].sentence
     assert "measured instead" in found.remedies["batch statistics"].why_not
+
+
+def test_statistics_of_momentum_zero_are_named_so():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(12, 32), nn.BatchNorm1d(32, momentum=0.0), nn.ReLU(), nn.Linear(32, 8))
+    x, y = classes()
+    optimizer = sgd(model)
+    found = Look(trained(model, optimizer, 200, (5 * x + 20, y)), optimizer, (5 * x + 20, y)).serious["batch statistics"]
+    assert "their momentum is 0" in found.sentence
+    assert "Set their momentum to 0.1" in found.advice
+
+
+def test_at_a_training_loss_of_zero_no_lower_rate_is_tried_against_overfitting():
+    x, y = classes(40)
+    model = mlp(12, 128, 8)
+    optimizer = AdamW(model.parameters(), lr=1e-2, weight_decay=0.0)
+    labels = y[torch.randperm(40, generator=torch.Generator().manual_seed(0))]
+    found = Look(trained(model, optimizer, 600, (x, labels)), optimizer, (x, labels), valid=classes(300, seed=1))
+    assert found.context.results["progress"].loss < 0.01
+    assert "overfitting" in found.serious
+    assert "learning rate" not in found.remedies["overfitting"].advice + found.serious["overfitting"].advice
+    assert "step of the lowest validation loss" in found.serious["overfitting"].advice
+
+
+def of_many_units(lr: float) -> tuple[SurveyContext, Remedy, Remedy]:
+    model = mlp(12, 16, 8)
+    context = SurveyContext(th.Problem(model, LOSS, classes()), optimizer=sgd(model, lr), batch_size=32)
+    milder = Remedy("change nothing", lambda setup: None)
+    return context, milder, Remedy("lower the rate", lambda setup: setup.set_lr(0.1), lr=0.1)
+
+
+def test_a_lower_rate_is_advised_only_where_it_is_clearly_better_than_yours():
+    context, milder, lower = of_many_units(0.11)
+    assert best_remedy(context, [milder, lower]) is milder
+    context, milder, lower = of_many_units(300.0)
+    assert best_remedy(context, [milder, lower]) is lower
 
 
 class Jittered(Dataset[tuple[Tensor, Tensor]]):

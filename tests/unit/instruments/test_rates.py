@@ -12,6 +12,9 @@ from torch import nn
 
 import theodolite as th
 from tests.unit.instruments.cases import bowl
+from theodolite.instruments.rates.learning_rate import _said
+from theodolite.measures.dynamics import RateChoice
+from theodolite.measures.dynamics.rate_choice import Run
 from theodolite.results import Severity
 
 
@@ -174,3 +177,27 @@ def test_decay_by_groups_as_transformers_use_it():
 
     assert not diverges(0.98 * rate)
     assert diverges(1.02 * rate)
+
+
+def choice_of(end: float, steps: tuple[int, ...]) -> RateChoice:
+    """Yours, ended there from a loss of 1.8, and a lower rate that is no better, in runs of these lengths."""
+    runs = [Run(rate, end, end, n).row(1.8) for rate in (0.003, 0.001) for n in steps]
+    ends = {"gain": 0.0, "margin": 0.04, "start": 1.8, "own_final": end, "best_final": end, "steps": steps[0]}
+    more = {"own": 0.003, "best": 0.003, "recommended": 0.003, "runs": tuple(runs), "batch_size": 32, "optimizer": "SGD"}
+    return RateChoice(verdict="keep", **ends, **more)
+
+
+@pytest.mark.parametrize(
+    ("end", "steps", "label", "said"),
+    [
+        (1.5, (60, 300), "rate fits", "Your learning rate 0.003 fits: 60 steps on a copy bring the loss from 1.8 to 1.5"),
+        (1.5, (60,), "rate fits", "no other is clearly better in so many steps."),
+        (1.79, (60, 300), "rate fits", "60 steps on a copy leave the loss at 1.79 (start 1.8)"),
+        (2.77, (60, 300), "no rate helps", "60 steps on a copy take the loss up from 1.8 to 2.77"),
+    ],
+)
+def test_a_rate_fits_only_where_the_loss_falls_and_longer_runs_agree(end, steps, label, said):
+    severity, found, text, _ = _said(choice_of(end, steps))
+    assert (found, said in text) == (label, True), text
+    assert ("fits" in text) == (end == 1.5 and len(steps) > 1)
+    assert (severity is Severity.GOOD) == (end == 1.5)

@@ -65,6 +65,20 @@ def test_what_an_inspection_proves_stands_whatever_the_trial_says():
     assert verdict.causes[0] == "dead layer"
 
 
+def test_overfitting_that_was_measured_stands_though_its_remedy_brings_nothing():
+    found = finding("overfitting", advice="Use more data.")
+    verdict, findings = judged([found], trial("overfitting", 2.0))
+    assert verdict.causes == ("overfitting",)
+    assert findings[0].severity is Severity.WARNING
+    assert "There is overfitting: use more data." in str(verdict)
+    assert "Not enough on a copy: mend overfitting, loss 2 → 2 in 60 steps" in str(verdict)
+
+
+def test_overfitting_does_not_come_before_what_stops_a_training():
+    causes = judged([finding("overfitting"), finding("dead layer", Severity.CRITICAL)], trial("overfitting", 2.0))[0].causes
+    assert causes == ("dead layer", "overfitting")
+
+
 @pytest.mark.parametrize("other", ["padding", "leaked validation", "validation shift", "unused parameters", "duplicated samples"])
 def test_that_nothing_is_learned_follows_only_from_what_can_bring_it_about(other):
     verdict, found = judged([finding(other), finding("not learning", Severity.CRITICAL)])
@@ -155,3 +169,19 @@ def test_a_survey_ends_when_its_time_is_over():
 )
 def test_the_first_sentence_does_not_end_within_a_name(text, first):
     assert first_sentence(text) == first
+
+
+@pytest.mark.parametrize(("causes", "follows"), [(["batch statistics"], True), (["padding"], False)])
+def test_that_no_rate_moves_the_loss_in_eval_mode_follows_from_batch_statistics(causes, follows):
+    rate = Finding(instrument="learning_rate", severity=Severity.NOTE, sentence="No rate moves the loss.", label="no rate helps")
+    _, found = judged([*map(finding, causes), rate], *(trial(cause, 0.5) for cause in causes))
+    text = next(f.sentence for f in found if f.instrument == "learning_rate")
+    assert text == ("In eval mode: no rate moves the loss. It follows from: batch statistics." if follows else rate.sentence)
+
+
+def test_a_training_that_blows_up_is_no_matter_of_batch_statistics():
+    blown = Finding(
+        instrument="x", severity=Severity.CRITICAL, sentence="It blows up.", label="no rate helps", cause="rate too high"
+    )
+    _, found = judged([finding("batch statistics"), blown], trial("batch statistics", 0.5))
+    assert next(f for f in found if f.label == "no rate helps").severity is Severity.CRITICAL

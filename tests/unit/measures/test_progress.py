@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from torch.optim import SGD, Adam, AdamW
 
 import theodolite as th
 from theodolite.measures.audit import audit_parameters, dead_units
-from theodolite.measures.progress import check_setup, gradient_flow, judge_state, learning_progress
+from theodolite.measures.progress import LearningProgress, check_setup, gradient_flow, judge_state, learning_progress
 from theodolite.measures.progress.gradient_flow import record_forward
 from theodolite.measures.progress.learning import jackknife, trend
 from theodolite.measures.progress.new_weights import draw_at_scale, looks_new, new_module, redraw
@@ -213,6 +214,39 @@ def test_a_training_is_followed_from_its_start_to_its_end():
     assert end.gap == pytest.approx(end.valid_loss - end.loss)
     assert 0 < end.gap_error < 0.1
     assert "The validation loss is" in end.sentence()
+
+
+NUMBERS = {"loss": 1.79, "loss_error": 0.01, "trivial": 2.3, "trivial_name": "chance", "state": "learned", "steps": 40}
+
+
+@pytest.mark.parametrize(
+    ("slope", "error", "said"),
+    [
+        (0.0, 1e-4, "does not fall any further in 40 steps"),  # 3 errors over 40 steps are 0.7 %
+        (-0.0012, 6e-4, "whether it still falls cannot be told from 40 steps"),  # a fall of 2.7 % in 40 steps, at 2 errors
+        (0.001, 2e-3, "whether it still falls cannot be told from 40 steps"),
+    ],
+)
+def test_that_a_loss_does_not_fall_is_said_only_where_the_error_rules_a_fall_out(slope, error, said):
+    assert said in LearningProgress(**NUMBERS, slope=slope, slope_error=error).sentence()
+
+
+def test_a_longer_run_that_falls_overrules_the_trend_of_a_short_one():
+    short = LearningProgress(**NUMBERS, slope=0.0, slope_error=1e-4)
+    found = short.followed(1.79, 1.71, 60)
+    assert (found.state, "does not fall" in found.sentence()) == ("learning", False)
+    assert "60 steps on a copy, the last of them at a falling rate, lower it by 4.5 %" in found.sentence()
+    assert short.followed(1.79, 1.78, 60) is short
+    above = replace(short, loss=2.3, state="not learning")
+    assert (above.followed(2.3, 2.0, 60).state, above.followed(9.0, 2.3, 60).state) == ("learning", "learning")
+    assert above.followed(2.3, 2.3, 60).state == "not learning"
+
+
+def test_a_fall_in_train_mode_is_told_from_the_loss_in_eval_mode():
+    found = LearningProgress(
+        **{**NUMBERS, "loss": 7.45, "trivial": 0.28, "state": "learning"}, slope=-0.00166, slope_error=1e-4, still=(0.46,) * 40
+    )
+    assert "in train mode, where it is 0.46, it falls by 0.00166 per step" in found.sentence()
 
 
 def test_the_model_and_the_optimizer_are_left_as_found():

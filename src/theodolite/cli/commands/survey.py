@@ -122,7 +122,7 @@ def survey(
         if as_json:  # printed before anything is written, which may fail
             print_json({**_document(found), "page": str(page)})
         else:
-            _show(found, everything)
+            _show(found, everything, time.perf_counter() - began)
         found.to_html(page)
     if save:
         with exit_when_interrupted(f"Interrupted; the page is {page}, the results were not saved."):
@@ -171,7 +171,7 @@ def _left(allowed: float | None, began: float) -> float | None:
     return max(0.1 * allowed, allowed - (time.perf_counter() - began) - min(PAGE_SECONDS, allowed / 4))
 
 
-def _show(found: Survey, everything: bool) -> None:
+def _show(found: Survey, everything: bool, took: float) -> None:
     """The verdict and the few findings that matter, or all of them by section, wrapped to the terminal."""
     width = min(110, shutil.get_terminal_size((100, 24)).columns)
     colour = "red" if found.causes or found.learning is False else "green" if found.good else "yellow"
@@ -189,7 +189,7 @@ def _show(found: Survey, everything: bool) -> None:
     else:
         for finding in found.shown:
             _show_finding(finding, width, whole=False)
-    _show_rest(found, width, everything)
+    _show_rest(found, width, everything, took)
 
 
 def _show_finding(finding: Finding, width: int, *, whole: bool) -> None:
@@ -204,8 +204,8 @@ def _show_finding(finding: Finding, width: int, *, whole: bool) -> None:
         say(" " * 4 + line)
 
 
-def _show_rest(found: Survey, width: int, everything: bool) -> None:
-    """What is not on the screen: further findings, instruments that were left out, and what it took."""
+def _show_rest(found: Survey, width: int, everything: bool, took: float) -> None:
+    """What is not on the screen: further findings, instruments that were left out, and the seconds of the whole command."""
     skipped = [row for row in found.plan if row["state"] == "skipped"]
     if everything:
         for row in skipped:
@@ -213,7 +213,6 @@ def _show_rest(found: Survey, width: int, everything: bool) -> None:
     elif skipped:
         names = listed([row["instrument"] for row in skipped])
         say(textwrap.shorten(f"not measured: {names} (--all says why)", width, placeholder=" … (--all says why)"))
-    took = sum(row["took"] for row in found.plan if row.get("took") is not None)
     done = sum(row["state"] == "done" for row in found.plan)
     more = len(found.findings) - len(found.shown)
     further = f"; {plural(more, 'further finding')} with --all and on the page" if more > 0 and not everything else ""

@@ -18,7 +18,7 @@ from theodolite.measures.progress.new_weights import redraw
 from theodolite.measures.trials import Remedy, Setup, start_anew
 from theodolite.problem.tensors import named_tensors
 from theodolite.results import Finding, Row, Severity
-from theodolite.text import listed, the_layers
+from theodolite.text import listed, plural, the_layers
 
 #: A layer of at least so many units has mostly died where this share of them is dead, a model where that share of all is.
 WIDE, MOST_OF_A_LAYER, MOST_OF_ALL = 8, 0.7, 0.5
@@ -289,7 +289,8 @@ class Parameters(Instrument):
             text = f"Some inputs of layers are zero on all samples ({where}): the weights on them cannot train on this data."
             yield self.found(Severity.NOTE, text, "silent inputs", value=float(result.total("silent_inputs")))
         if result.total("unused_rows"):
-            text = f"{result.total('unused_rows')} rows of embeddings are never asked for by this data."
+            rows = int(result.total("unused_rows"))
+            text = f"{plural(rows, 'row')} of embeddings {'is' if rows == 1 else 'are'} never asked for by this data."
             yield self.found(Severity.NOTE, text, "unused embeddings", value=float(result.total("unused_rows")))
 
     def remedies(self, context: SurveyContext, result: ParameterAudit) -> Mapping[str, Remedy]:

@@ -9,8 +9,9 @@ from typing import Any
 from theodolite.instruments.base import Instrument, Picture, Results, SurveyContext, Work
 from theodolite.instruments.remedies import best_remedy
 from theodolite.measures.dynamics.optimizers import decoupled
+from theodolite.measures.dynamics.rate_choice import HERE
 from theodolite.measures.progress import LearningProgress, learning_progress
-from theodolite.measures.progress.learning import SIGMAS
+from theodolite.measures.progress.learning import DONE, SIGMAS
 from theodolite.measures.trials import Remedy, Setup, cannot_restart, start_anew
 from theodolite.problem import Problem
 from theodolite.results import Finding, Severity
@@ -47,7 +48,12 @@ class Progress(Instrument):
 
     def run(self, context: SurveyContext, **effort: Any) -> LearningProgress:
         given: dict[str, Any] = {"lr": context.lr, "optimizer": context.optimizer, "valid": context.valid}
-        return learning_progress(context.problem, **given, batch_size=context.batch_size, **effort, seed=context.seed)
+        found = learning_progress(context.problem, **given, batch_size=context.batch_size, **effort, seed=context.seed)
+        choice = getattr(context.results.get("learning_rate"), "choice", None)
+        if choice is None or choice.own != context.lr or choice.own_run is None:
+            return found
+        start = next(row["start"] for row in choice.runs if row["from"] == HERE)
+        return found.followed(start, *choice.own_run)
 
     def findings(self, context: SurveyContext, result: LearningProgress) -> list[Finding]:
         return [self._state(result), *self._validation(context, result)]
@@ -61,10 +67,11 @@ class Progress(Instrument):
             advice = "Lower the learning rate, by a factor of ten to begin with."
             return self.found(Severity.CRITICAL, text, label, *measured, cause="rate too high", advice=advice, headline=True)
         if _stands_still(result):
-            text = f"Nothing is learned in {result.steps} steps on a copy: the loss stays at {result.loss:.3g}{right}."
+            text = f"Nothing is learned in {result.steps} steps on a copy: {_why_nothing(result)}{right}."
             advice = f"{UNKNOWN_CAUSE[0].upper()}{UNKNOWN_CAUSE[1:]}."
             return self.found(Severity.CRITICAL, text, label, *measured, cause="not learning", advice=advice, headline=True)
-        severity = Severity.GOOD if result.learning and not (result.little or result.hardly) else Severity.NOTE
+        doubtful = result.little or result.hardly or (result.trained_otherwise and not result.below)
+        severity = Severity.GOOD if result.learning and not doubtful else Severity.NOTE
         return self.found(severity, text, label, *measured, headline=True)
 
     def _validation(self, context: SurveyContext, result: LearningProgress) -> Iterator[Finding]:
@@ -76,7 +83,7 @@ class Progress(Instrument):
             assert result.lost_share is not None
             lost = f"{100 * result.lost_share:.0f} % of what was learned" if result.lost_share < 1 else "all that was learned"
             text = f"{losses}: {lost} does not hold on the validation data."
-            advice = "Stop earlier, or use more weight decay, more data or a smaller model."
+            advice = "Stop at the step of the lowest validation loss, or use more data, more weight decay or a smaller model."
             yield self.found(Severity.WARNING, text, "overfitting", *measured, cause="overfitting", advice=advice)
         elif result.gap > 3 * result.gap_error:
             yield self.found(Severity.NOTE, f"{losses}.", "validation gap", *measured)
@@ -89,7 +96,7 @@ class Progress(Instrument):
         if _stands_still(result):
             found["not learning"] = Remedy(UNKNOWN_CAUSE, why_not="what is wrong is not known")
         if overfits(context, result) and context.valid is not None:
-            found["overfitting"] = best_remedy(context, _against_overfitting(context, context.valid))
+            found["overfitting"] = best_remedy(context, _against_overfitting(context, context.valid, result))
         return found
 
     def figure(self, results: Results) -> Picture:
@@ -105,8 +112,20 @@ UNKNOWN_CAUSE = (
 
 def _stands_still(result: LearningProgress) -> bool:
     """Whether nothing is learned and the loss does not even begin to fall, as it would at a rate that is only too low."""
-    falls = result.slope is not None and result.slope < -SIGMAS * (result.slope_error or 0.0)
+    falls = _begins_to_fall(result) or result.later_fall is not None
     return result.state == "not learning" and (result.constant or not falls)
+
+
+def _begins_to_fall(result: LearningProgress) -> bool:
+    return result.slope is not None and result.slope < -SIGMAS * (result.slope_error or 0.0)
+
+
+def _why_nothing(result: LearningProgress) -> str:
+    """How it shows that nothing is learned."""
+    loss = f"{result.loss:.3g}"
+    if result.constant and (_begins_to_fall(result) or result.later_fall is not None):
+        return f"the outputs are the same for all samples, the loss is {loss}"
+    return f"the loss stays at {loss}" if result.flat else f"the loss is {loss}, and outputs fit their own targets no better"
 
 
 def overfits(context: SurveyContext, result: LearningProgress) -> bool:
@@ -118,8 +137,11 @@ def overfits(context: SurveyContext, result: LearningProgress) -> bool:
     return result.loss < LEARNED * result.trivial and result.lost_share > OVERFIT and result.gap > 3 * result.gap_error
 
 
-def _against_overfitting(context: SurveyContext, valid: Problem) -> list[Remedy]:
-    """More weight decay, a lower rate, or an earlier end; judged by the validation loss."""
+def _against_overfitting(context: SurveyContext, valid: Problem, result: LearningProgress) -> list[Remedy]:
+    """More weight decay, a lower rate, or an earlier end; judged by the validation loss.
+
+    Where no training loss is left a lower rate changes nothing.
+    """
 
     def score(model: Any) -> float:
         return valid.with_model(model).loss()
@@ -137,7 +159,7 @@ def _against_overfitting(context: SurveyContext, valid: Problem) -> list[Remedy]
         setup.optimizer.state.clear()
 
     options = [Remedy(f"set weight_decay={decay:g}", decay_more, score=score)]
-    if context.lr is not None:
+    if context.lr is not None and result.trivial is not None and result.loss > DONE * abs(result.trivial):
         lower = LOWER_RATE * context.lr
         options.append(Remedy(f"lower the learning rate to {lower:.2g}", lambda s: s.set_lr(lower), score=score, lr=lower))
     if not cannot_restart(context.problem.model):

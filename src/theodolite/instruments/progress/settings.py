@@ -162,11 +162,14 @@ class Settings(Instrument):
         if not statistics_misfit(context, result) or result.eval_loss is None or result.batch_loss is None:
             return
         seen = "they have seen no batch" if result.tracked == 0 else "they belong to other weights or data"
+        if result.norm_momentum == 0.0:
+            seen = "their momentum is 0, so no batch ever renews them"
         text = (
             f"With the running statistics of its BatchNorm layers the loss is {result.eval_loss:.3g}, with those of the batches "
             f"{result.batch_loss:.3g}: {seen}."
         )
         advice = "Train in model.train() and evaluate in model.eval(); pass some batches through in train mode to renew them."
+        advice = f"Set their momentum to 0.1. {advice}" if result.norm_momentum == 0.0 else advice
         measured = ("loss with running statistics minus that with those of the batch", result.eval_loss - result.batch_loss)
         yield self.found(Severity.WARNING, text, "batch statistics", *measured, cause="batch statistics", advice=advice)
 

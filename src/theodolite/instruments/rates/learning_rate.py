@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import theodolite as th
@@ -14,7 +14,7 @@ from theodolite.instruments.base import InapplicableError, Instrument, Picture, 
 from theodolite.instruments.subset import subset
 from theodolite.measures.dynamics import CriticalRate, RangeTest, RateChoice, Regime, choose_rate, lr_range_test
 from theodolite.measures.dynamics.range_test import COARSE
-from theodolite.measures.dynamics.rate_choice import MOST
+from theodolite.measures.dynamics.rate_choice import LEAST, MOST
 from theodolite.measures.progress import learning_progress
 from theodolite.measures.trials import Remedy, Setup
 from theodolite.problem import Problem
@@ -138,6 +138,8 @@ class WhichRate(Instrument):
             assert choice.recommended is not None
             rate, again = choice.recommended, "start anew with " if choice.restart else "set "
             change = Remedy(f"{again}lr={rate:.2g}", lambda setup: setup.set_lr(rate), fresh=choice.restart, lr=rate)
+            ends = {"start": choice.start, "own": choice.own_final, "changed": choice.best_final}
+            change = replace(change, tried={"steps": choice.steps, **ends}) if choice.seen_late else change
             return {CAUSE[choice.verdict]: change}
         if choice.diverged:
             return {"rate too high": Remedy("look for what makes it blow up", why_not="no rate was found at which it does not")}
@@ -191,19 +193,34 @@ def _said(choice: RateChoice) -> tuple[Severity, str, str, str]:
     if choice.verdict == "converged":
         lowest = min((row["final"] for row in choice.runs), default=math.inf)
         seen = f"{steps} at the best of the rates that were tried bring it to {lowest:.3g}"
-        seen = seen if lowest < choice.start - choice.margin else "no learning rate that was tried lowers it further"
+        seen = seen if choice.falls_to(lowest) else "no learning rate that was tried lowers it further"
         text = f"The loss is {start}, where little is left to learn, and {seen}: yours, {own}, is not what limits it."
         return Severity.NOTE, "nothing left to learn", text, ""
     if choice.diverged:
         text = f"Training blows up at your learning rate {own}, and at every lower one that was tried."
         return Severity.CRITICAL, "no rate helps", text, "Look for what makes it blow up: inputs, loss, initial weights."
     if choice.verdict == "unknown":
-        text = f"No learning rate that was tried moves the loss from {start}: it is not your rate, {own}, that is at fault."
+        text = f"No learning rate that was tried moves the loss noticeably from {start}: your rate, {own}, is not at fault."
         return Severity.NOTE, "no rate helps", text, ""
-    falls = choice.own_final < choice.start - choice.margin
-    text = f"Your learning rate {own} fits: {steps} on a copy bring the loss from {start} to {choice.own_final:.3g}"
-    text += f", and none of {len(_tried(choice))} others is clearly better." if _tried(choice) else "."
-    return Severity.GOOD if falls else Severity.NOTE, "rate fits", text, ""
+    return _kept(choice)
+
+
+def _kept(choice: RateChoice) -> tuple[Severity, str, str, str]:
+    """What is said of a rate to which none that was tried is clearly better; that it fits, where longer runs say so too."""
+    own, start, end, others = f"{choice.own:.3g}", f"{choice.start:.3g}", f"{choice.own_final:.3g}", len(_tried(choice))
+    if choice.own_final > choice.start + LEAST * abs(choice.start):
+        brought = f"take the loss up from {start} to {end}"
+    else:
+        lower = choice.falls_to(choice.own_final)
+        brought = f"bring the loss from {start} to {end}" if lower else f"leave the loss at {end} (start {start})"
+    steps = f"{choice.steps} steps on a copy {brought}"
+    better = f"none of the {others} others that were tried is clearly better" if others > 1 else "no other is clearly better"
+    severity = Severity.GOOD if choice.own_final < choice.start - choice.margin else Severity.NOTE
+    if choice.compared_longer and choice.falls_to(choice.own_final):
+        return severity, "rate fits", f"Your learning rate {own} fits: {steps}, and {better}, in longer runs either.", ""
+    text = f"At your learning rate {own}, {steps}; {better} in so many steps."
+    rises = choice.own_final > choice.start
+    return severity, "no rate helps" if rises else "rate fits", text if others else f"{text.partition(';')[0]}.", ""
 
 
 def _tried(choice: RateChoice) -> set[float]:

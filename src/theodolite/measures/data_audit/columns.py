@@ -101,6 +101,8 @@ class ColumnAudit(Result):
         if not self.plain:
             return f"None of the {len(self.table)} {what} of the input has a scale of its own."
         spreads = [row["spread"] for row in self.plain]
+        if len(spreads) == 1:
+            return f"The spread of {'the' if len(self.table) == 1 else 'one'} {what.removesuffix('s')} is {spreads[0]:.3g}."
         return f"The spreads of {len(self.plain)} {what} lie between {min(spreads):.3g} and {max(spreads):.3g}."
 
 

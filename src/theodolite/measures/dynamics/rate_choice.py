@@ -42,6 +42,9 @@ FAR = 5.0
 FLAT = 0.25
 #: An alarm is confirmed by runs so many times longer; of higher rates it takes more to see that they last.
 LONGER, STILL_LONGER = 3, 5
+#: A loss below that of knowing nothing by so many times what counts is far along, and hardly moves where yours lowers it by less
+#: than the second. Then it takes longer runs to see that a rate is too high.
+FAR_ALONG, HARDLY_MOVES = 5.0, 2.0
 #: A loss below this share of that of knowing nothing is about as low as it gets.
 LOW = 0.05
 #: Where yours has brought the loss below this share of that of new weights, it is not asked what new weights would do.
@@ -58,6 +61,10 @@ HELD = 0.25
 LOST = 3.0
 
 
+#: Where a run begins.
+HERE, NEW = "here", "new weights"
+
+
 @dataclass(frozen=True)
 class Run:
     """One training: the loss when the rate begins to fall (`held`) and at the end, infinite where it blew up."""
@@ -71,7 +78,7 @@ class Run:
     seed: int = 0
 
     def row(self, start: float) -> Row:
-        begin = "new weights" if self.fresh else "here"
+        begin = NEW if self.fresh else HERE
         ends = {"start": start, "held": self.held, "final": self.final, "diverged": not math.isfinite(self.final)}
         return {"rate": self.rate, "steps": self.steps, "from": begin, "warm-up": self.warm, "order": self.seed, **ends}
 
@@ -110,6 +117,29 @@ class RateChoice(Result):
     def diverged(self) -> bool:
         """Whether the training at the rate asked about blew up."""
         return self.own is not None and not math.isfinite(self.own_final)
+
+    @property
+    def own_run(self) -> tuple[float, int] | None:
+        """Where the loss ended at your rate from the present weights, and after how many steps; of several lengths the lowest."""
+        mine = [row for row in self.runs if row["rate"] == self.own and row["from"] == HERE and not row["warm-up"]]
+        lengths = {steps: [row["final"] for row in mine if row["steps"] == steps] for steps in {row["steps"] for row in mine}}
+        return min(((sum(ends) / len(ends), steps) for steps, ends in lengths.items()), default=None)
+
+    @property
+    def seen_late(self) -> bool:
+        """Whether it takes the longest runs to see that yours is too high: shorter trials would not show it."""
+        usual = min((row["steps"] for row in self.runs), default=self.steps)
+        return self.verdict == "too high" and not self.restart and self.steps >= STILL_LONGER * usual
+
+    @property
+    def compared_longer(self) -> bool:
+        """Whether yours was compared with a lower rate in longer runs too."""
+        long = [row["rate"] for row in self.runs if row["steps"] >= LONGER * self.steps and row["from"] == HERE]
+        return self.own in long and any(rate < self.own for rate in long)
+
+    def falls_to(self, final: float) -> bool:
+        """Whether a run that ended there lowered the loss by more than next to nothing of it, however much would count."""
+        return final < self.start - LEAST * abs(self.start)
 
     def rows(self) -> list[Row]:
         return [dict(row) for row in self.runs]
@@ -233,6 +263,7 @@ class Bench:
         self.start = trials.loss_of(problem.model, score_on)
         self.can_restart = not trials.cannot_restart(problem.model)
         self._fresh_start: float | None = None
+        self.until, self.spent, self.trained = math.inf, 0.0, 0
 
     @property
     def fresh_start(self) -> float:
@@ -250,6 +281,11 @@ class Bench:
         began = time.perf_counter()
         trials.run_steps(setup, 3, seed=self.seed)
         self.steps = max(trials.FEWEST, min(self.steps, int(3 * seconds / MOST / (time.perf_counter() - began))))
+        self.until = began + seconds
+
+    def affords(self, runs: int) -> bool:
+        """Whether there is time for so many runs of the usual length, as long as those took that were made."""
+        return time.perf_counter() + runs * self.steps * self.spent / max(1, self.trained) <= self.until
 
     def run(self, rate: float, *, warm: bool = False, fresh: bool = False, longer: int = 1, other: bool = False) -> Run:
         """Train a copy; `other` takes the batches in another order."""
@@ -257,7 +293,9 @@ class Bench:
         key = (rate, warm, fresh, steps, seed)
         if key not in self.runs:
             setup = trials.copied_setup(self.problem, rate, self.optimizer, self.batch_size, fresh=fresh, seed=self.seed)
+            began = time.perf_counter()
             self.runs[key] = Run(rate, *self._losses(setup, steps, warm, seed), steps, warm, fresh, int(other))
+            self.spent, self.trained = self.spent + time.perf_counter() - began, self.trained + steps
         return self.runs[key]
 
     def pair(self, rate: float, *, fresh: bool = False) -> Pair:
@@ -474,9 +512,25 @@ class _Decision:
             return self._result("unknown", None)  # it blows up, and no rate was found that does not
         gain = self.start - min(self.own.final, *(run.final for run in (*self.lower, *self.higher)))
         if gain > FLAT * self.margin:
-            return self._result("keep", own)
-        learned = self.reference is not None and self.start < self.reference - 5 * self.margin
-        return self._result("converged" if learned else "unknown", own)
+            return self._too_high_later(own) or self._result("keep", own)
+        return self._result("converged" if self._is_far_along() else "unknown", own)
+
+    def _is_far_along(self) -> bool:
+        return self.reference is not None and self.start < self.reference - FAR_ALONG * self.margin
+
+    def _too_high_later(self, own: float) -> RateChoice | None:
+        """Far along, a rate that is too high shows in longer runs only: in short ones a cool-down makes up for it."""
+        bench, moves = self.bench, self.start - self.own.final > HARDLY_MOVES * self.margin
+        if moves or not self._is_far_along() or not bench.affords((2 + len(LOWER)) * STILL_LONGER):
+            return None
+        mine = bench.run(own, longer=STILL_LONGER)
+        for factor in LOWER:
+            lower = bench.run(times(own, factor), longer=STILL_LONGER)
+            helps = not mine.final - lower.final <= trials.BETTER * abs(mine.final)
+            if helps and self._worse(own, Pair(mine, mine), lower, self.start):
+                both = Pair(mine, bench.run(own, longer=STILL_LONGER, other=True))
+                return self._result("too high", lower.rate, mine, lower) if self._worse(own, both, lower, self.start) else None
+        return None
 
     def _without_a_rate(self) -> RateChoice:
         """The best of the others, and of rates around the first of them."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -39,6 +39,10 @@ PATIENCE = 10.0
 LOST = 2.0
 #: A loss that falls by less than this share of itself in a step does not get anywhere.
 HARDLY = 1e-5
+#: A fall by this share of the loss is worth having: without one, and where errors leave no room for one, it does not fall.
+WORTH = 0.02
+#: The loss of training is another one than that of evaluation where they differ by this share of the larger.
+APART = 0.3
 #: Groups of samples from which errors are computed.
 GROUPS = 16
 #: Outputs that vary over the samples by less than this share of their size are the same for all.
@@ -51,11 +55,12 @@ class LearningProgress(Result):
 
     `trivial` is the loss of the best prediction that is the same for all samples (`trivial_name` says which), None where the
     loss function is not known; `slope` the change of the loss per step in a run of `steps` steps on a copy, as it stands, None
-    where no rate was given. `state` is "learning", "learned" (well below the constant prediction, and no longer falling), "not
+    where no rate was given. `state` is "learning", "learned" (well below the constant prediction, and no fall is seen), "not
     learning", "diverges" or "unknown". `knows_more` says whether the run made the outputs fit their own targets better than
     those of other samples (None where that was not looked at), `constant` whether they are the same for all samples. `losses`
     are those of the batches of that run, `still` those of the same batches without training; their difference is the trend,
-    free of what single batches bring. Errors are standard errors by the jackknife.
+    free of what single batches bring. `later_fall` is the share of the loss that a longer run of `later_steps` steps took away,
+    where one was made that shows a fall (`followed`). Errors are standard errors by the jackknife.
     """
 
     loss: float
@@ -77,6 +82,8 @@ class LearningProgress(Result):
     batch_size: int = 0
     losses: tuple[float, ...] = ()
     still: tuple[float, ...] = ()
+    later_fall: float | None = None
+    later_steps: int = 0
 
     @property
     def learning(self) -> bool | None:
@@ -98,7 +105,10 @@ class LearningProgress(Result):
         """Whether outputs come to fit their targets, but the loss does not fall, or too slowly to get anywhere."""
         if self.state != "learning" or self.trivial is None or self.slope is None or self.below:
             return False
-        return not (self.falls and _gets_below(self.loss, self.trivial, self.slope, self.steps))
+        if self.later_fall is not None and is_below(self.loss * (1 - self.later_fall), self.trivial, 0.0):
+            return False
+        level = self.train_loss if self.trained_otherwise else self.loss
+        return not (self.falls and _gets_below(level, self.trivial, self.slope, self.steps))
 
     @property
     def falls(self) -> bool:
@@ -106,11 +116,37 @@ class LearningProgress(Result):
         return _falls(self.loss, self.slope, self.slope_error)
 
     @property
+    def flat(self) -> bool:
+        """Whether the error of the trend leaves no room for a fall worth having in so many steps."""
+        if self.slope is None or self.slope_error is None:
+            return False
+        return (SIGMAS * self.slope_error - self.slope) * self.steps < WORTH * abs(self.loss)
+
+    @property
+    def train_loss(self) -> float:
+        """The loss in train mode, of the weights as they stand."""
+        return sum(self.still) / len(self.still) if self.still else math.nan
+
+    @property
+    def trained_otherwise(self) -> bool:
+        """Whether what falls in the run is far from the loss in eval mode, as running statistics and dropout can make it."""
+        return abs(self.train_loss - self.loss) > APART * max(abs(self.train_loss), abs(self.loss))
+
+    @property
     def lost_share(self) -> float | None:
         """The share of what was gained over the constant prediction that is not there on validation data."""
         if self.gap is None or self.trivial is None or not self.trivial > self.loss:
             return None
         return self.gap / (self.trivial - self.loss)
+
+    def followed(self, start: float, end: float, steps: int) -> LearningProgress:
+        """The same, with what a longer run of the same training brought: where the loss fell there, it learns."""
+        fall = (start - end) / max(abs(start), 1e-300)
+        if self.state == "diverges" or not fall > WORTH:
+            return self
+        unfinished = self.trivial is None or (self.below and self.loss > DONE * abs(self.trivial))
+        learns = unfinished or (not self.below and is_below(self.loss * (1 - fall), self.trivial, 0.0))
+        return replace(self, state="learning" if learns else self.state, later_fall=fall, later_steps=steps)
 
     def rows(self) -> list[Row]:
         found = [
@@ -153,12 +189,24 @@ class LearningProgress(Result):
         if self.slope is None or (self.falls and self.state == "learned"):
             return ""
         if not self.falls:
-            how_far = " any further" if self.state == "learned" else " yet" if self.hardly else ""
-            return f"; it does not fall{how_far} in {self.steps} steps on a copy"
+            return self._without_a_trend()
+        if self.trained_otherwise:
+            return f"; in train mode, where it is {_shown(self.train_loss)}, it falls by {_shown(-self.slope)} per step"
         fall = f"; it falls by {_shown(-self.slope)} per step"
         if self.hardly or (not self.learning and self.knows_more is None):
             return f"{fall}, too slowly to get there"
         return fall if self.learning else f"{fall}, without fitting its inputs any better"
+
+    def _without_a_trend(self) -> str:
+        """That it falls in a longer run, that it does not fall, or that this cannot be told."""
+        if self.later_fall is not None:
+            lower = f"lower it by {100 * self.later_fall:.2g} %"
+            return f"; {self.later_steps} steps on a copy, the last of them at a falling rate, {lower}"
+        learned = self.state == "learned"
+        if self.flat:
+            how_far = " any further" if learned else " yet" if self.hardly else ""
+            return f"; it does not fall{how_far} in {self.steps} steps on a copy"
+        return f"; whether it {'still ' if learned else ''}falls cannot be told from {self.steps} steps on a copy"
 
     def _validation(self) -> Iterator[str]:
         if self.valid_loss is not None:

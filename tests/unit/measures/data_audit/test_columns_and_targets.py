@@ -160,3 +160,8 @@ def test_columns_are_read_where_a_model_slices_them_whatever_layer_is_called_fir
     assert [row["column"] for row in found.table] == (["0", "2", "3"] if names is None else ["age", "rooms", "lat"])
     assert found.slowest["slower"] > 1e5
     assert found.table[2]["spread"] == pytest.approx(3000, rel=0.2)
+
+
+def test_the_spread_of_a_single_column_is_one_number():
+    x = 0.5 * torch.randn(100, 1, generator=torch.Generator().manual_seed(0))
+    assert audit_columns(linear(x, x)).sentence().startswith("The spread of the column is 0.")

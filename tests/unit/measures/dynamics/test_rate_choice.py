@@ -9,7 +9,7 @@ import torch
 
 from tests.unit.measures.dynamics.quadratic import after, quadratic
 from theodolite.measures.dynamics import choose_rate
-from theodolite.measures.dynamics.rate_choice import COOLDOWN, FAR
+from theodolite.measures.dynamics.rate_choice import COOLDOWN, FAR, Pair, Run, _Decision
 
 
 def held_then_falling(rate: float, steps: int) -> list[float]:
@@ -63,6 +63,53 @@ def test_a_rate_below_it_that_learns_everything_is_kept(ratio):
 def test_a_loss_far_below_that_of_knowing_nothing_has_converged():
     assert choose_rate(quadratic(4.0, start=0.9), 0.1, trivial=after(4.0, [])).verdict == "converged"
     assert choose_rate(quadratic(4.0, start=0.5), 0.1, trivial=after(4.0, [])).verdict == "keep"
+
+
+class Known:
+    """Runs whose ends are known: what each rate comes to in runs of the usual length and in longer ones."""
+
+    can_restart, steps, batch_size, optimizer, fresh_start = False, 60, 32, None, math.nan
+
+    def __init__(self, start: float, ends: dict[float, tuple[float, float]], seconds: float = math.inf) -> None:
+        self.start, self.ends, self.seconds, self.runs = start, ends, seconds, {}
+
+    def run(self, rate: float, *, longer: int = 1, other: bool = False, **_: object) -> Run:
+        final = self.ends.get(rate, (9.0, 9.0))[longer > 1]
+        return self.runs.setdefault((rate, longer, other), Run(rate, final, final, longer * self.steps, seed=int(other)))
+
+    def pair(self, rate: float, **_: object) -> Pair:
+        return Pair(self.run(rate), self.run(rate, other=True))
+
+    def affords(self, runs: int) -> bool:
+        return runs <= self.seconds
+
+
+#: A small GPT by AdamW at twenty times its rate: 60 steps hide it by their cool-down, 300 do not.
+GPT = {0.04: (2.414, 2.439), 0.013: (2.397, 2.31), 0.004: (2.409, 2.35)}
+
+
+def test_far_along_a_rate_that_is_too_high_shows_in_longer_runs():
+    found = _Decision(Known(2.482, GPT), 0.04, (), 3.29).made()
+    assert (found.verdict, found.recommended, found.steps, found.seen_late) == ("too high", 0.013, 300, True)
+
+
+@pytest.mark.parametrize(("at_a_third", "longer"), [(2.41, True), (2.36, True)])
+def test_what_is_only_a_little_better_in_longer_runs_alarms_nobody(at_a_third, longer):
+    """A third must leave yours more than what counts behind, and with less than a third of the progress."""
+    ends = {0.04: (2.414, 2.40), 0.013: (2.397, at_a_third), 0.004: (2.409, 2.40)}
+    found = _Decision(Known(2.482, ends), 0.04, (), 3.29).made()
+    assert (found.verdict, found.compared_longer) == ("keep", longer)
+
+
+def test_without_the_time_for_longer_runs_none_is_made_and_that_is_known():
+    found = _Decision(Known(2.482, GPT, seconds=5), 0.04, (), 3.29).made()
+    assert (found.verdict, found.compared_longer) == ("keep", False)
+
+
+def test_where_the_loss_ended_at_your_rate():
+    found = _Decision(Known(2.482, GPT, seconds=5), 0.04, (), 3.29).made()
+    assert found.own_run == (pytest.approx(2.414), 60)
+    assert (found.falls_to(2.414), found.falls_to(2.47)) == (True, False)
 
 
 def test_without_a_rate_the_one_that_ends_lowest_is_taken():
