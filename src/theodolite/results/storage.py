@@ -105,7 +105,7 @@ def _paths(path: str | PathLike[str]) -> tuple[Path, Path]:
 
 def _encode(value: Any, key: str, tensors: dict[str, Tensor]) -> Any:
     if isinstance(value, Tensor):
-        tensors[key] = value.detach().cpu().contiguous()
+        tensors[key] = value.detach().cpu().clone().contiguous()  # several may share their memory
         return {"tensor": key}
     if isinstance(value, Outcome | Severity):
         return {type(value).__name__.lower(): value.name}

@@ -97,6 +97,7 @@ def turned_blocks(
     by_weight = {problem.layers[name].weights[0]: name for name in factors}
     by_group = {problem.names[i]: name for i, name in by_weight.items()}
     layer_of_group = {b.group: by_group[b.name] for b in blocks if b.name in by_group}
+    turned: dict[str, tuple[Tensor, Tensor]] = dict(output or {})
     found = []
     for block in blocks:
         layer = layer_of_group.get(block.group)
@@ -111,7 +112,9 @@ def turned_blocks(
             diagonal = curved.diagonal().clamp(min=0.0)
             found.append(replace(block, curvature=torch.outer(diagonal, input_.diagonal()) if weight else diagonal))
         else:
-            tau, left = _descending(curved) if output is None else (part.to(block.mean) for part in output[layer])
+            if layer not in turned:
+                turned[layer] = _descending(curved)
+            tau, left = (part.to(block.mean) for part in turned[layer])
             if not weight:
                 found.append(block.turned(left, None, tau))
                 continue

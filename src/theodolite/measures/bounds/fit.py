@@ -7,6 +7,7 @@ variance of the prior is the best one for the present weights, so that neither n
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 
 from theodolite.measures.bounds.blocks import Basis, Refresh, Start, blocks_in_basis, spread_out
-from theodolite.measures.bounds.calculator import FEWEST, budget_of, kl_inverse
+from theodolite.measures.bounds.calculator import FEWEST, HIGHEST, budget_of, kl_inverse
 from theodolite.measures.bounds.gibbs import smooth_error
 from theodolite.measures.bounds.noisy_network import NoisyNetwork
 from theodolite.measures.bounds.posterior import Block, GaussianPosterior, best_variances
@@ -38,6 +39,9 @@ _NEWS = 0.05
 TRIED = 4000
 #: Weights of curvature among which the first spread is chosen, in units of n.
 STRENGTHS = tuple(10.0**e for e in (-3.0, -2.5, -2.0, -1.5, -1.0, -0.5, 0.0, 0.5))
+
+#: Variances of a prior that is centred at the mean.
+FLAT = tuple(HIGHEST * 10.0**-k for k in range(7))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,14 +84,15 @@ class Fit:
         """The blocks in their basis, with the first spread that gives the best bound."""
         settings = self.settings
         turned = self._in_basis(self.problem, blocks)
-        variances = self._common(best_variances([replace(b, log_std=torch.full_like(b.mean, -30.0)) for b in turned]))
-        variances = {group: max(v, 1e-12) for group, v in variances.items()}
+        moved = best_variances([replace(b, log_std=torch.full_like(b.mean, -30.0)) for b in turned])
+        still = min(moved.values()) < 1e-12  # the mean is where the prior is: its variance is free
+        beginnings = [dict.fromkeys(moved, v) for v in FLAT] if still else [self._common(moved)]
         if settings.init_s != "curvature":
-            return self._tied(spread_out(turned, settings.init_s, variances, 0.0))
+            return self._tied(spread_out(turned, settings.init_s, beginnings[len(beginnings) // 2], 0.0))
         tried = []
-        for strength in STRENGTHS:
-            found, own = turned, variances
-            for _ in range(4):  # the best variance of the prior depends on the spread, and the spread on it
+        for begin, strength in itertools.product(beginnings, STRENGTHS[::2] if still else STRENGTHS):
+            found, own = turned, begin
+            for _ in range(1 if still else 4):  # the best variance of the prior depends on the spread, and the spread on it
                 found = self._tied(spread_out(turned, "curvature", own, strength * self.n))
                 own = self._common(best_variances(found))
             tried.append((self.bound_of(found, own), found))

@@ -17,6 +17,7 @@ from theodolite.progress import counting
 
 #: Outputs up to which the error of a sample is computed from all pairs of classes.
 PAIRS = 64
+_FAR = 12.0  # standard deviations; the logarithm of what is farther is no number in single precision
 
 
 @dataclass(frozen=True)
@@ -56,12 +57,12 @@ def smooth_error(drawn: Drawn, target: Tensor, loss: object) -> Tensor:
     if logits.shape[1] == 1:
         sign = 2.0 * labels.to(logits) - 1
         spread = (drawn.variance @ left.square().T)[:, 0].clamp(min=1e-20).sqrt()
-        return torch.special.ndtr(-sign * logits[:, 0] / spread).mean()  # type: ignore[no-any-return]
+        return torch.special.ndtr((-sign * logits[:, 0] / spread).clamp(-_FAR, _FAR)).mean()  # type: ignore[no-any-return]
     pairs = (left[:, None] - left[None]).square()  # (C, C, m)
     spread = torch.einsum("bcm,bm->bc", pairs[labels], drawn.variance).clamp(min=1e-20).sqrt()
     ahead = logits.gather(1, labels[:, None]) - logits
     others = F.one_hot(labels, logits.shape[1]) == 0
-    return -torch.expm1((torch.special.log_ndtr(ahead / spread) * others).sum(1)).mean()
+    return -torch.expm1((torch.special.log_ndtr((ahead / spread).clamp(-_FAR, _FAR)) * others).sum(1)).mean()
 
 
 def _cross_entropy(output: Tensor, labels: Tensor) -> Tensor:

@@ -52,11 +52,19 @@ class Inputs:
 
 @dataclass
 class NoisyBias:
-    """Mean and variance (m,) in the basis of the outputs, and what was drawn (B, m) for the batch at hand."""
+    """Mean and variance (m,) in the basis `left`, and what was drawn (B, m) for the batch at hand."""
 
     mean: Tensor
     variance: Tensor
+    left: Tensor | None = None
     drawn: Tensor | None = field(default=None, repr=False)
+
+    def draw(self, samples: int, normal: Normal) -> Tensor:
+        """One for each sample of the batch, the same at all calls; in the coordinates of the outputs."""
+        if self.drawn is None:
+            drawn = self.mean + self.variance.sqrt() * normal((samples, len(self.mean)))
+            self.drawn = drawn if self.left is None else drawn @ self.left.T
+        return self.drawn
 
 
 @dataclass
@@ -110,21 +118,14 @@ class NoisyLayer:
         mean, variance = self.moments(x, bias)
         return self.outputs(mean + variance.clamp(min=_LEAST).sqrt() * normal(mean.shape), x)
 
-    def position_by_position(self, x: Inputs, bias: NoisyBias | None, normal: Normal) -> Tensor:
+    def position_by_position(self, x: Inputs, normal: Normal) -> Tensor:
         """Outputs (B, P, m) of inputs (B, P, n), with one draw of all weights for each sample."""
         samples = len(x.turned)
-        if x.rest is not None:
-            raise OtherUseError("directions that keep the prior are drawn for layers with one position only")
         if samples * self.mean.numel() > MOST_DRAWN:
             raise OtherUseError("drawing its weights for each sample would take too much memory")
         if self.drawn is None:
             self.drawn = self.mean + self.variance.sqrt() * normal((samples, *self.mean.shape))
-        z = x.turned @ self.drawn.transpose(1, 2)
-        if bias is not None:
-            if bias.drawn is None:
-                bias.drawn = bias.mean + bias.variance.sqrt() * normal((samples, len(bias.mean)))
-            z = z + bias.drawn[:, None]
-        return self.outputs(z, x)
+        return self.outputs(x.turned @ self.drawn.transpose(1, 2), x)
 
     def looked_up(self, tokens: Tensor, normal: Normal) -> Tensor:
         """Rows (B, T, d) of an embedding for tokens (B, T): a token has one row in all of a sample."""
@@ -192,24 +193,33 @@ class NoisyCalls(TorchFunctionMode):
             return layer.looked_up(x.reshape(self.samples, -1), self._normal).reshape(*x.shape, -1)
         assert layer.recipe is not None
         if func is F.linear and not layer.shared:
-            inputs = layer.inputs(x)
-            if layer is not self.last:
-                return layer.at_once(inputs, bias, self._normal)
-            self.moments = (*layer.moments(inputs, bias), inputs)
-            return layer.outputs(self.moments[0], inputs)
+            return self._once(layer, layer.inputs(x), bias)
+        features = x.reshape(self.samples, -1, x.shape[-1])
+        if func is not F.linear:
+            _check_convolution(layer.recipe.module, named)
+            features = layer.recipe.input_features(x)
+        z = layer.position_by_position(layer.inputs(features), self._normal)  # (B, P, m)
+        if bias is not None:
+            z = z + bias.draw(self.samples, self._normal)[:, None]
         if func is F.linear:
-            inputs = layer.inputs(x.reshape(self.samples, -1, x.shape[-1]))
-            return layer.position_by_position(inputs, bias, self._normal).reshape(*x.shape[:-1], -1)
-        _check_convolution(layer.recipe.module, named)
-        z = layer.position_by_position(layer.inputs(layer.recipe.input_features(x)), bias, self._normal)  # (B, P, m)
+            return z.reshape(*x.shape[:-1], -1)
         return z.transpose(1, 2).reshape(self.samples, -1, *_output_sizes(layer.recipe.module, x))
+
+    def _once(self, layer: NoisyLayer, inputs: Inputs, bias: NoisyBias | None) -> Tensor:
+        """The only call of a linear layer; a bias in the same basis adds to its mean and variance."""
+        if bias is not None and bias.left is not layer.left:
+            return layer.at_once(inputs, None, self._normal) + bias.draw(self.samples, self._normal)
+        if layer is not self.last:
+            return layer.at_once(inputs, bias, self._normal)
+        self.moments = (*layer.moments(inputs, bias), inputs)
+        return layer.outputs(self.moments[0], inputs)
 
     def _bias(self, layer: NoisyLayer, bias: Tensor | None) -> NoisyBias | None:
         """The noise of a bias; one that is not measured has none."""
         if bias is None or id(bias) in self.biases:
             return self.biases.get(id(bias))
         turned = bias if layer.left is None else bias @ layer.left
-        return NoisyBias(turned, torch.zeros_like(turned))
+        return NoisyBias(turned, torch.zeros_like(turned), layer.left)
 
     def _normal(self, shape: Sequence[int]) -> Tensor:
         like = next(iter(self.layers.values())).mean

@@ -97,6 +97,11 @@ class NoisyNetwork:
             self.layers[name] = new = self._layer(self.blocks[name], layer)
             if layer is self.last:
                 self.last = new
+        lefts = {self.blocks[name].group: layer.left for name, layer in self.layers.items()}
+        for name, bias in self.biases.items():
+            own, other = self.blocks[name].left, lefts.get(self.blocks[name].group)
+            same = own is not None and other is not None and torch.equal(own, other)
+            bias.left = other if same else own
 
     def _layer(self, block: Block, like: NoisyLayer) -> NoisyLayer:
         layer = replace(like, left=block.left, right=block.right, start=None, known=None)
@@ -115,9 +120,9 @@ class NoisyNetwork:
         for name, block in self.blocks.items():
             recipe = recipes.get(place[name])
             if recipe is not None or id(problem.parameters[place[name]]) in rows:
-                self.layers[name] = self._layer(block, NoisyLayer(recipe, block.mean, block.mean))
+                self.layers[name] = NoisyLayer(recipe, block.mean, block.mean, block.left, block.right)
             else:
-                self.biases[name] = NoisyBias(block.mean, block.mean)
+                self.biases[name] = NoisyBias(block.mean, block.mean, block.left)
         if not self.layers:
             raise OtherUseError("the model has no linear layer, convolution or embedding")
         self._look()
@@ -146,6 +151,8 @@ class NoisyNetwork:
         last = looks[-1][-1]
         if last.plain and last.output.shape == output.shape and torch.equal(last.output, output) and not last.layer.shared:
             self.last = last.layer
+        shared = [name for name, layer in self.layers.items() if layer.shared]
+        self.set_blocks([replace(b, rank=None) if b.name in shared else b for b in self.blocks.values()])
 
     # Calling
 

@@ -8,7 +8,7 @@ steps; this is what its figures are compared with.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -160,7 +160,8 @@ class _Steps:
             for _, batch in self.samples.epoch(batch_size, self.generator):
                 self.optimizer.zero_grad()
                 loss = smooth_error(Drawn(self._outputs(batch)), batch.target, self.problem.loss_function)
-                complexity = (self._budget() / 2).sqrt()
+                budget = source_budget(self.means, self.starts, self.spreads, self.rho, self.samples.count, self.delta)
+                complexity = (budget / 2).sqrt()
                 (loss + complexity).backward()
                 self.optimizer.step()
                 with torch.no_grad():
@@ -176,16 +177,6 @@ class _Steps:
             drawn.append(mean + block.parameter(noise * spread.exp()))
         return self.problem.output(self.problem.tensors(drawn), batch, 0, check=False)
 
-    def _budget(self) -> Tensor:
-        """`(KL + 2 log j + log(π² n / 6δ)) / (n − 1)`, differentiable; sums in float64."""
-        variance, size = (2 * self.rho).exp(), sum(mean.numel() for mean in self.means)
-        spread = sum((2 * s).double().exp().sum() - 2 * s.double().sum() * variance for s in self.spreads)
-        distance = sum((w - w0).double().square().sum() for w, w0 in zip(self.means, self.starts, strict=True))
-        kl = 0.5 * ((spread + distance) / variance - size + 2 * size * self.rho)
-        index = PRECISION * (math.log(CEILING) - 2 * self.rho)
-        n = self.samples.count
-        return (kl + 2 * index.log() + math.log(math.pi**2 * n / (6 * self.delta))) / (n - 1)
-
     def current(self) -> list[Block]:
         found = []
         for block, mean, spread in zip(self.blocks, self.means, self.spreads, strict=True):
@@ -194,6 +185,22 @@ class _Steps:
 
     def variances(self) -> dict[str, float]:
         return {block.group: math.exp(2 * float(self.rho.detach())) for block in self.blocks}
+
+
+def source_budget(
+    means: Sequence[Tensor], starts: Sequence[Tensor], spreads: Sequence[Tensor], rho: Tensor, n: int, delta: float
+) -> Tensor:
+    """`(KL + 2 log j + log(π² n / 6δ)) / (n − 1)` with λ = exp(2ρ), s = exp(2ς), j = b (log c − 2ρ); sums in float64.
+
+    Its slopes: `(w − w₀)/λ`, `s/λ − 1` and `P − (Σs + ‖w − w₀‖²)/λ − 4/(log c − 2ρ)`, each over n − 1.
+    """
+    size = sum(mean.numel() for mean in means)
+    spread = torch.stack([(2 * s).double().exp().sum() for s in spreads]).sum()
+    distance = torch.stack([(w - w0).double().square().sum() for w, w0 in zip(means, starts, strict=True)]).sum()
+    entropy = torch.stack([s.double().sum() for s in spreads]).sum()
+    kl = 0.5 * ((spread + distance) * torch.exp(-2 * rho) - size + 2 * size * rho) - entropy
+    index = PRECISION * (math.log(CEILING) - 2 * rho)
+    return (kl + 2 * index.log() + math.log(math.pi**2 * n / (6 * delta))) / (n - 1)
 
 
 @dataclass(frozen=True)

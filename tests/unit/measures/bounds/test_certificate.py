@@ -1,0 +1,205 @@
+"""Certificates: which priors are refused, that the prior itself is never beaten by what is worse, and that runs resume."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import theodolite as th
+from theodolite.errors import ArgumentError, BatchCoupledError
+from theodolite.measures.bounds import certificate as room
+
+from .cases import Normed, SmallCnn, Words, mlp, prototypes, state, trained
+
+QUICK = {"epochs": 4, "batch_size": 200, "passes": 2, "progress": False}
+
+
+@pytest.fixture(scope="module")
+def case():
+    torch.manual_seed(0)
+    data, model = prototypes(1500, 1), mlp(40, 12, 2)
+    start = trained(model, data, 8)
+    return model, data, start
+
+
+def problem_of(case, **more) -> th.Problem:
+    model, data, _ = case
+    return th.Problem(model, nn.CrossEntropyLoss(), data, **more)
+
+
+def test_a_certificate_holds_on_fresh_samples_and_says_what_it_is(case):
+    model, _, start = case
+    before = state(model)
+    found = th.pac_bayes_bound(
+        problem_of(case), start=start, **{**QUICK, "epochs": 10}, test=problem_of(case).on(prototypes(4000, 9))
+    )
+    assert not found.vacuous
+    assert found.value < found.guessing
+    fresh = th.Problem(model, nn.CrossEntropyLoss(), prototypes(5000, 5))
+    wrong = 0
+    for seed in range(20):
+        weights = found.posterior.sample(seed)
+        with torch.no_grad():
+            output = torch.func.functional_call(model, weights, fresh.data._batches[0].args)
+        wrong += int((output.argmax(1) != fresh.data._batches[0].target).sum())
+    assert wrong / 100_000 < found.value
+    assert found.empirical <= found.empirical_upper <= found.value <= found.prior_value
+    assert found.held_out < found.value
+    assert "without noise" in found.sentence()
+    assert found.confidence == pytest.approx(0.965)
+    assert found.mean_error is not None
+    assert len(found.trace) == 10
+    assert all(torch.equal(before[name], value) for name, value in state(model).items())
+    assert set(found.scales) == set(found.penalty) == {"0", "2"}
+
+
+def test_the_prior_itself_is_never_beaten_by_something_worse():
+    """Random labels: nothing can be learned, and the certificate is chance plus what counting costs."""
+    torch.manual_seed(0)
+    x = torch.randn(4000, 10)
+    y = torch.randint(2, (4000,), generator=torch.Generator().manual_seed(1))
+    model = mlp(10, 20, 2)
+    start = trained(model, (x, y), 10)
+    found = th.pac_bayes_bound(th.Problem(model, nn.CrossEntropyLoss(), (x, y)), start=start, **QUICK)
+    assert found.value <= found.prior_value < 0.6
+    assert found.no_better_than_guessing
+    assert "no better than always naming the commonest class" in found.sentence()
+
+
+def test_a_model_that_never_saw_the_data_is_certified_by_them(case):
+    model, _, _ = case
+    held_out = th.Problem(model, nn.CrossEntropyLoss(), prototypes(1500, 7))
+    found = th.pac_bayes_bound(held_out, prior="held-out", **QUICK)
+    assert found.held_out <= found.value < 0.2
+    assert found.kl < 50
+
+
+def test_a_prior_is_trained_on_a_part_of_the_data(case):
+    found = th.pac_bayes_bound(problem_of(case), prior="split", split=0.5, **QUICK)
+    assert found.n == 750
+    assert found.prior == "split"
+    calls = []
+    own = th.pac_bayes_bound(
+        problem_of(case), prior="split", split=0.5, recipe=lambda model, data: calls.append((model, data)), **QUICK
+    )
+    assert len(calls) == 1
+    assert calls[0][0] is not case[0]
+    assert own.start_hash != found.start_hash
+
+
+@pytest.mark.parametrize("kind", ["cnn", "words", "normed"])
+def test_other_networks(kind):
+    torch.manual_seed(0)
+    model = {"cnn": SmallCnn, "words": Words, "normed": Normed}[kind]()
+    x = {"cnn": torch.randn(200, 1, 8, 8), "words": torch.randint(7, (200, 6)), "normed": torch.randn(200, 5)}[kind]
+    y = torch.arange(200) % 3
+    start = trained(model, (x, y), 3)
+    found = th.pac_bayes_bound(th.Problem(model, nn.CrossEntropyLoss(), (x, y)), start=start, **{**QUICK, "batch_size": 50})
+    assert 0 < found.value <= found.prior_value <= 1
+    assert ("for each batch" in found.cost.route) == (kind == "normed")
+
+
+def test_killed_runs_resume_to_the_same_certificate(case, tmp_path, monkeypatch):
+    start = case[2]
+    whole = th.pac_bayes_bound(problem_of(case), start=start, **QUICK)
+    saves, save = [], room.save_state
+
+    def save_then_die(*arguments):
+        save(*arguments)
+        saves.append(1)
+        if len(saves) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(room, "save_state", save_then_die)
+    with pytest.raises(KeyboardInterrupt):
+        th.pac_bayes_bound(problem_of(case), start=start, checkpoint=tmp_path, **QUICK)
+    monkeypatch.setattr(room, "save_state", save)
+    with pytest.raises(ArgumentError, match="resume=True"):
+        th.pac_bayes_bound(problem_of(case), start=start, checkpoint=tmp_path, **QUICK)
+    resumed = th.pac_bayes_bound(problem_of(case), start=start, checkpoint=tmp_path, resume=True, **QUICK)
+    assert (resumed.value, resumed.kl, resumed.empirical) == (whole.value, whole.kl, whole.empirical)
+    with pytest.raises(ArgumentError, match="other data, weights or settings"):
+        th.pac_bayes_bound(problem_of(case), start=start, checkpoint=tmp_path, resume=True, **{**QUICK, "batch_size": 100})
+
+
+def test_a_certificate_is_saved_and_read_back(case, tmp_path):
+    found = th.pac_bayes_bound(problem_of(case), start=case[2], **QUICK)
+    found.save(tmp_path / "certificate")
+    again = th.load(tmp_path / "certificate")
+    assert again.rows() == found.rows()
+    assert again.sentence() == found.sentence()
+    assert again.posterior.kl() == pytest.approx(found.posterior.kl(), rel=1e-9)
+
+
+# What is refused
+
+
+def test_priors_that_have_seen_the_data(case):
+    model, data, start = case
+    problem = problem_of(case)
+    with pytest.raises(ArgumentError, match="start is missing"):
+        th.pac_bayes_bound(problem)
+    with pytest.raises(ArgumentError, match="equals the model's weights"):
+        th.pac_bayes_bound(problem, start=model)
+    with pytest.raises(ArgumentError, match="another architecture"):
+        th.pac_bayes_bound(problem, start=mlp(40, 13, 2))
+    with pytest.raises(ArgumentError, match="lacks the parameter"):
+        th.pac_bayes_bound(problem, start={"0.weight": start["0.weight"]})
+    with pytest.raises(ArgumentError, match="start belongs to"):
+        th.pac_bayes_bound(problem, prior="held-out", start=start)
+    frozen = th.Problem(model, nn.CrossEntropyLoss(), data, params="2.*")
+    with pytest.raises(ArgumentError, match="is not measured, and differs from start"):
+        th.pac_bayes_bound(frozen, start=start)
+
+
+def test_a_prior_that_memorised_random_labels_is_caught():
+    """It would certify far below the risk of one half."""
+    torch.manual_seed(0)
+    x = torch.randn(300, 20)
+    y = torch.randint(2, (300,), generator=torch.Generator().manual_seed(1))
+    model = mlp(20, 100, 2)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    th.train(model, nn.CrossEntropyLoss(), (x, y), optimizer, epochs=150, progress=False)
+    memorised = state(model)
+    assert float((model(x).argmax(1) != y).float().mean()) < 0.02
+    problem = th.Problem(mlp(20, 100, 2), nn.CrossEntropyLoss(), (x, y))
+    with pytest.raises(ArgumentError, match="no untrained network"):
+        th.pac_bayes_bound(problem, start=memorised)
+    lied = th.Problem(model, nn.CrossEntropyLoss(), (x, y))
+    test = lied.on((torch.randn(2000, 20), torch.randint(2, (2000,), generator=torch.Generator().manual_seed(3))))
+    with pytest.raises(ArgumentError, match="contradicted by the test data"):
+        th.pac_bayes_bound(lied, prior="held-out", test=test, **QUICK)
+
+
+def test_problems_that_have_no_certificate(case):
+    model, (x, y), start = case
+    with pytest.raises(ValueError, match="50 samples or more"):
+        th.pac_bayes_bound(th.Problem(model, nn.CrossEntropyLoss(), (x[:40], y[:40])), start=start)
+    regression = th.Problem(mlp(40, 4, 1), nn.MSELoss(), (x, torch.randn(len(x), 1)))
+    with pytest.raises(ValueError, match="for classifiers with one label"):
+        th.pac_bayes_bound(regression, prior="held-out")
+    with pytest.raises(ArgumentError, match="of the data: a bound from them would not be one"):
+        th.pac_bayes_bound(problem_of(case), start=start, test=problem_of(case).on((x[:100], y[:100])))
+    with pytest.raises(ArgumentError, match="rank counts directions"):
+        th.pac_bayes_bound(problem_of(case), start=start, posterior="standard", rank=3)
+    with pytest.raises(ValueError, match="prior must be"):
+        th.pac_bayes_bound(problem_of(case), prior="trained")
+
+
+def test_normalisations_and_dropout():
+    torch.manual_seed(0)
+    x, y = torch.randn(100, 5), torch.arange(100) % 2
+    model = nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 2))
+    with pytest.raises(BatchCoupledError):
+        th.pac_bayes_bound(th.Problem(model, nn.CrossEntropyLoss(), (x, y), mode="train"), prior="held-out")
+    start = state(model)
+    nn.init.normal_(model[0].weight)
+    with pytest.raises(BatchCoupledError, match="running statistics"):
+        th.pac_bayes_bound(th.Problem(model, nn.CrossEntropyLoss(), (x, y)), start=start)
+    found = th.pac_bayes_bound(th.Problem(model, nn.CrossEntropyLoss(), (x, y)), prior="held-out", **QUICK)
+    assert found.value <= 1
+    noisy = nn.Sequential(nn.Linear(5, 6), nn.Dropout(0.5), nn.Linear(6, 2))
+    dropped = th.Problem(noisy, nn.CrossEntropyLoss(), (x, y), mode="train", check=False)
+    with pytest.raises(th.errors.NotRepeatableError):
+        th.pac_bayes_bound(dropped, prior="held-out")
