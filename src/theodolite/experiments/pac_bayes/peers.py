@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
+import torch
 from torch import nn
 
 from theodolite.experiments import Figure, at_least, at_most, measured, rows, sizes
@@ -30,8 +31,7 @@ class SplitPriors(Study):
         tiny={"setups": [asdict(_TEN), asdict(_TEN.but(network="LeNet-mini", epochs=20))], "fit": {"epochs": 3, "passes": 5}},
         laptop={
             "setups": [
-                asdict(setup)
-                for setup in (_WIDE, _WIDE.but(data="fashion_mnist"), _LENET, _LENET.but(data="cifar10", side=32))
+                asdict(setup) for setup in (_WIDE, _WIDE.but(data="fashion_mnist"), _LENET, _LENET.but(data="cifar10", side=32))
             ],
             "fit": {"epochs": 3, "passes": 5},
         },
@@ -80,8 +80,6 @@ class _Recipe:
         self.setup, self.seed, self.trained = setup, seed, nn.Module()
 
     def __call__(self, model: nn.Module, data: Any) -> None:
-        import torch
-
         setup = self.setup
         sgd = torch.optim.SGD(model.parameters(), lr=setup.rate, momentum=setup.momentum)
         how: dict[str, Any] = {"epochs": setup.epochs, "batch_size": setup.batch, "seed": self.seed}

@@ -106,7 +106,7 @@ def best_variances(curvature: Tensor) -> tuple[float, float, Tensor]:
         value.backward()
         return value
 
-    search.step(closure)  # type: ignore[no-untyped-call]
+    search.step(closure)
     value, complexity = objective(log_s.detach(), curvature)
     return float(value), float(complexity), log_s.detach().exp()
 
@@ -174,7 +174,9 @@ class Theorems(Figure):
             1e-4, 0.5066, rows(part="chance").only("p"), **paper(0.5066, "Table 9, R-600")
         ),
         "the divergence does not depend on the axes (largest relative distance)": at_most(
-            1e-10, (divergence["own"] / divergence["turned"]).change().max(), **paper("the same value in the eigenbasis", "appendix G")
+            1e-10,
+            (divergence["own"] / divergence["turned"]).change().max(),
+            **paper("the same value in the eigenbasis", "appendix G"),
         ),
         "and is that of the dense formula (largest relative distance)": at_most(
             1e-10, (divergence["turned"] / divergence["dense"]).change().max()
