@@ -59,7 +59,7 @@ class Setup:
         return replace(self, **changes)
 
 
-#: The source's networks at its own settings, and with twenty epochs; small ones on the digits of scikit-learn and generated data.
+#: The source's networks at its own settings, and with twenty epochs; small ones on digits and on generated data.
 PRINTED = Setup("F-600", epochs=1000, momentum=0.0)
 MNIST = Setup("F-600")
 DIGITS = Setup("F-40", data="digits", samples=1437, side=8, rate=0.05, batch=32, epochs=10)
@@ -107,23 +107,23 @@ def _images(setup: Setup) -> Parts:
     found = load(setup.data).scaled()
     if setup.classes < len(found.classes):
         found = in_halves(found)
-    x, x_new = (part if setup.side >= part.shape[-1] else F.adaptive_avg_pool2d(part, setup.side) for part in _inputs(found))
+    x, x_new = (
+        part if setup.side >= part.shape[-1] else F.adaptive_avg_pool2d(part, setup.side)
+        for part in (found.x_train, found.x_test)
+    )
     if setup.network.startswith("F-"):
         x, x_new = x.flatten(1), x_new.flatten(1)
     return Parts(x[: setup.samples], found.y_train[: setup.samples], x_new, found.y_test)
 
 
-def _inputs(found: Any) -> tuple[Tensor, Tensor]:
-    return found.x_train, found.x_test
-
-
 def untrained(setup: Setup, x: Tensor, seed: int) -> nn.Module:
-    """The network with weights from N(0, 0.04²), cut off at two deviations, and zero biases."""
-    if setup.network.startswith("F-"):
-        model = build(setup.network, inputs=x.shape[1], outputs=setup.classes, seed=seed)
-    else:
-        model = build(setup.network, classes=setup.classes, image=tuple(x.shape[1:]), seed=seed)
-        return model  # a convolution of 25 inputs would pass nothing on
+    """The network with weights from N(0, 0.04²), cut off at two deviations, and zero biases.
+
+    Convolutions have Xavier's: with 25 inputs each, weights so small would pass nothing on.
+    """
+    if not setup.network.startswith("F-"):
+        return build(setup.network, classes=setup.classes, image=tuple(x.shape[1:]), seed=seed)
+    model = build(setup.network, inputs=x.shape[1], outputs=setup.classes, seed=seed)
     generator = torch.Generator().manual_seed(seed)
     for p in model.parameters():
         if p.ndim > 1:

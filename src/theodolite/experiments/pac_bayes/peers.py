@@ -101,8 +101,8 @@ def of(data: str, network: str, column: str) -> Value:
 class Peers(Figure):
     """Bounds from a prior that was trained on half of the data, beside what held-out samples say.
 
-    Far tighter than those around untrained weights. The binomial bound of the network without noise, from the same half, is
-    tighter still: a certificate of this kind pays for its noise. On data of its own each says what it is about.
+    They are far tighter than those around untrained weights. The binomial bound of the network without noise, from the same half,
+    is tighter still: what a PAC-Bayes certificate covers is another network, whose noise costs errors.
     """
 
     study, id = SplitPriors(), "pac-bayes/peers"
