@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Literal, NamedTuple, TypeVar
 
 import torch
@@ -113,6 +114,18 @@ def joined(found: Dataset, classes: tuple[int, ...], side: int) -> tuple[Tensor,
     pair = found.classes_only(classes)
     x = torch.cat([pair.x_train, pair.x_test]).float() / pair.peak
     return features(x, side), torch.cat([pair.y_train, pair.y_test])
+
+
+def in_halves(found: Dataset) -> Dataset:
+    """Two classes: the first half of the classes against the second, as digits 0 to 4 against 5 to 9 ("MNIST-2").
+
+    >>> in_halves(data.load("digits")).classes
+    ('0 1 2 3 4', '5 6 7 8 9')
+    """
+    half = len(found.classes) // 2
+    y_train, y_test = ((y >= half).long() for y in (found.y_train, found.y_test))
+    names = " ".join(found.classes[:half]), " ".join(found.classes[half:])
+    return replace(found, y_train=y_train, y_test=y_test, classes=names)
 
 
 def features(x: Tensor, side: int) -> Tensor:
