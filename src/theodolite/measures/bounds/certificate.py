@@ -29,10 +29,11 @@ from theodolite.measures.bounds.fit import Fit, Settings
 from theodolite.measures.bounds.gibbs import DrawnError, drawn_error
 from theodolite.measures.bounds.noisy_network import NoisyNetwork, Samples
 from theodolite.measures.bounds.posterior import GaussianPosterior
-from theodolite.measures.bounds.priors import Prior, error_at, find_prior, refuse_overlap
+from theodolite.measures.bounds.priors import Prior, error_at, find_prior, hash_of, refuse_overlap
 from theodolite.problem import Problem
 from theodolite.problem.accuracy import answers, right_answers
 from theodolite.problem.arguments import a_problem
+from theodolite.problem.batches import fingerprint
 from theodolite.progress import counting
 from theodolite.results import Cost, Outcome, Result, Row
 from theodolite.text import number
@@ -316,7 +317,9 @@ def _check_problem(problem: Problem) -> None:
 
 
 def _run(fit: Fit, centre: Prior, folder: Path | None, *, resume: bool, progress: bool | None) -> None:
-    identity = {"settings": repr(fit.settings), "start": centre.hash, "n": fit.n, "seed": fit.seed}
+    trained = hash_of(dict(zip(fit.problem.names, fit.problem.leaves(grad=False), strict=True)))
+    data = [fingerprint(batch) for batch in fit.problem.data]
+    identity = {"settings": repr(fit.settings), "start": centre.hash, "trained": trained, "data": data, "seed": fit.seed}
     if folder is not None:
         state = load_state(folder)
         if state is not None and not resume:

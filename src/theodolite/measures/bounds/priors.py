@@ -33,10 +33,15 @@ class Prior:
     @property
     def hash(self) -> str:
         """Of the centre."""
-        digest = hashlib.sha256()
-        for name, tensor in sorted(self.weights.items()):
-            digest.update(name.encode() + tensor.detach().cpu().double().contiguous().numpy().tobytes())
-        return digest.hexdigest()
+        return hash_of(self.weights)
+
+
+def hash_of(weights: Mapping[str, Tensor]) -> str:
+    """SHA-256 of names and values."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(weights.items()):
+        digest.update(name.encode() + tensor.detach().cpu().double().contiguous().numpy().tobytes())
+    return digest.hexdigest()
 
 
 def find_prior(
