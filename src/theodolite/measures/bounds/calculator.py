@@ -67,15 +67,15 @@ def bernoulli_kl(q: Any, p: Any) -> Tensor:
     (0.6931471805599453, 0.0)
     """
     q, p = (torch.as_tensor(value, dtype=torch.float64) for value in (q, p))
-    found: Tensor = torch.special.xlogy(q, q / p) + torch.special.xlogy(1 - q, (1 - q) / (1 - p))
-    return found
+    return sum(torch.where(a > 0, torch.special.xlogy(a, a / b), 0.0) for a, b in ((q, p), (1 - q, 1 - p)))  # type: ignore[return-value]
 
 
 @checked(q=_rates, budget=_budgets)
 def kl_inverse(q: Any, budget: Any) -> Tensor:
     """`sup {p : kl(q‖p) ≤ budget}`: the largest error rate that an observed one leaves possible.
 
-    Element by element, in float64; differentiable in both arguments.
+    Returns:
+        Element by element, in float64; differentiable in both arguments.
 
     >>> round(float(kl_inverse(0.0, 1.0)), 12)        # 1 − exp(−1)
     0.632120558829
@@ -178,6 +178,9 @@ def held_out_bound(errors: int, n: int, delta: float = 0.035) -> float:
     """The largest error rate at which `errors` or fewer of n held-out samples still have probability `delta`: exact binomial.
 
     Of one fixed classifier, on samples that had no part in its making.
+
+    Returns:
+        A bound that is true with probability `1 − delta` over the samples.
 
     >>> round(held_out_bound(0, 100, 0.05), 5)         # 1 − 0.05^(1/100)
     0.02951

@@ -141,6 +141,9 @@ def risk_certificate(
         delta, delta_draws: how often the bound, and the bound on the draws, may be wrong.
         guessing: the error rate of always naming the commonest class.
 
+    Returns:
+        The `RiskCertificate`; `value` is the bound.
+
     >>> found = risk_certificate(1200, 60_000, 4000.0, 60_000)
     >>> round(found.value, 4), round(found.confidence, 3), found.vacuous
     (0.1205, 0.965, False)

@@ -66,6 +66,8 @@ def test_check_04_the_ends_of_the_inverse():
     assert float(kl_inverse(0.0, 2.0)) == pytest.approx(-math.expm1(-2.0), rel=1e-15)
     assert float(kl_inverse(1.0, 0.5)) == float(kl_inverse(0.3, 1e6)) == float(kl_inverse(0.3, math.inf)) == 1.0
     assert float(kl_inverse(0.3, 0.0)) == 0.3
+    assert float(bernoulli_kl(0.0, 0.0)) == float(bernoulli_kl(1.0, 1.0)) == 0.0
+    assert float(bernoulli_kl(0.2, 0.0)) == float(bernoulli_kl(0.2, 1.0)) == math.inf
     assert float(kl_inverse(0.5, 1e-8)) == pytest.approx(0.5 + math.sqrt(0.5e-8), rel=1e-8)
 
 
