@@ -1,4 +1,4 @@
-"""What follows from the rows of Table 9 of Wu, Zhu and others 2020: j before it is raised to 1, the valid bound, the drawn error."""
+"""What follows from the rows of Table 9 of Wu, Zhu and others 2020: j before it is raised to 1, the valid bound, the error."""
 
 from __future__ import annotations
 
