@@ -105,7 +105,8 @@ def test_two_processes_resume_one_run(tmp_path):
     assert lines_of(tmp_path) == 10
 
 
-@pytest.mark.parametrize("engine", ["joblib", pytest.param("ray", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["joblib", "ray"])
 def test_ctrl_c_leaves_a_resumable_run(tmp_path, engine):
     process = start(tmp_path, "0.4", "--engine", engine)
     while lines_of(tmp_path) < 2:

@@ -473,6 +473,8 @@ BASELINES: dict[str, Callable[[], Arguments]] = {
     "measures.progress.trivial_prediction": lambda: {"problem": (given := problem()), "kind": squared_error(),
         "found": evaluated(given)["found"]},
     "measures.trials.Setup.set_lr": lambda: {"lr": 0.2},
+    "measures.progress.LearningProgress.followed": lambda: {"start": 2.0, "end": 1.0, "steps": 60},
+    "measures.dynamics.RateChoice.falls_to": lambda: {"final": 0.5},
     "measures.trials.cannot_restart": lambda: {"model": network()},
     "measures.trials.copied_setup": lambda: with_optimizer(lr=0.1, batch_size=3, seed=0),
     "measures.trials.in_one_batch": lambda: {"problem": problem()},

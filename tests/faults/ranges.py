@@ -118,14 +118,14 @@ RANGES: tuple[Range, ...] = (
     Range("above 1 and finite", lambda v: is_finite(v) and v > 1, "ratio rise"),
     Range("1 or more and finite", lambda v: is_finite(v) and v >= 1, "recovered"),
     Range("finite", is_finite,
-        "shift train.until strength center margin mean bound reference.x reference.y value exact_anchor_world.level "
+        "shift LearningProgress.followed.start train.until strength center margin mean bound reference.x reference.y value exact_anchor_world.level "
         "GeneralQuadratic.gamma split_loss_by_curvature.loss quadratic_step.rate GeneralQuadratic.step.rate "
         "trivial judge_state.loss reduced_step.w experiments.between.low experiments.between.high bilinear_problem.u bilinear_problem.v "
         "bilinear_problem.target with_error.value scaled.mean rho"),
     Range("0 or more, NaN where there is none", lambda v: isinstance(v, int | float) and not isinstance(v, bool) and not v < 0,
         "with_error.error"),
     Range("a number, NaN where it has blown up", lambda v: isinstance(v, float | int) and not isinstance(v, bool),
-        "Monitor.observe.value validated.loss slope"),
+        "Monitor.observe.value validated.loss slope LearningProgress.followed.end RateChoice.falls_to.final"),
     Range("0 or more, infinite where it is not known", lambda v: isinstance(v, float | int) and v >= 0 and v is not True,
         "margin_error slope_error"),
     Range("finite, also as tensors that broadcast", lambda v: is_finite(v) or is_finite_tensor(v),

@@ -468,6 +468,8 @@ OWNERS: dict[str, Callable[[], Any]] = {
     "measures.audit.InputAudit.called": lambda: th.measures.audit.audit_inputs(problem()),
     "measures.data_audit.LabelAudit.recall": lambda: th.measures.data_audit.audit_labels(classification()),
     "measures.trials.Setup.set_lr": setup,
+    "measures.progress.LearningProgress.followed": lambda: th.measures.progress.learning_progress(classification(), lr=0.1),
+    "measures.dynamics.RateChoice.falls_to": lambda: th.measures.dynamics.choose_rate(problem(), 0.1, steps=8),
     "measures.stability.ConvexBounds.hold": lambda: th.measures.stability.convex_bounds(
         largest_input=2.0, largest_test_input=3.0, rate=0.1, batch=4, visits=5, smoothness=1.0
     ),

@@ -249,6 +249,7 @@ print("done")
 """
 
 
+@pytest.mark.slow
 def test_a_ray_of_its_own_is_quiet_and_ends(tmp_path):
     """A task of `__main__`, a worker that dies, and nothing left of Ray: no output, no process, no setting."""
     (tmp_path / "script.py").write_text(SCRIPT)

@@ -279,7 +279,12 @@ class Figure30(Figure):
         "clearer for ITER than for BASE (difference of the rank correlations)": at_most(
             0.0, correlation("ITER") - correlation("BASE"), says="BASE has no such order", read_from="plot"
         ),
-        "a random order shows nothing (largest |rank correlation|)": at_most(0.05, abs(spectra["random"]).max(), says="none"),
+        "a random order shows nothing (largest |rank correlation|)": at_most(
+            0.05,  # some thousand coordinates, as at tiny, leave a standard error of 0.03
+            abs(spectra["random"]).max(),
+            says="none",
+            since="laptop",
+        ),
         "ITER: the variance at the sharpest sixtieth of the axes over that at the flattest": at_most(
             0.5,
             spectra(method="ITER", index=0)["variance"].only() / spectra(method="ITER", index=BINS - 1)["variance"].only(),

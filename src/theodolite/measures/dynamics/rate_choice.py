@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from torch.optim import Optimizer
 
-from theodolite.arguments import checked, count, each, finite, positive, seed
+from theodolite.arguments import a_number, checked, count, each, finite, positive, seed
 from theodolite.measures import trials
 from theodolite.measures.dynamics.optimizers import plain_optimizer
 from theodolite.problem import Problem
@@ -137,6 +137,7 @@ class RateChoice(Result):
         long = [row["rate"] for row in self.runs if row["steps"] >= LONGER * self.steps and row["from"] == HERE]
         return self.own in long and any(rate < self.own for rate in long)
 
+    @checked(final=a_number)
     def falls_to(self, final: float) -> bool:
         """Whether a run that ended there lowered the loss by more than next to nothing of it, however much would count."""
         return final < self.start - LEAST * abs(self.start)

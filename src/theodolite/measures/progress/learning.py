@@ -139,6 +139,7 @@ class LearningProgress(Result):
             return None
         return self.gap / (self.trivial - self.loss)
 
+    @checked(start=finite, end=a_number, steps=count)
     def followed(self, start: float, end: float, steps: int) -> LearningProgress:
         """The same, with what a longer run of the same training brought: where the loss fell there, it learns."""
         fall = (start - end) / max(abs(start), 1e-300)
