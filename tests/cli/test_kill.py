@@ -95,6 +95,7 @@ def test_ten_kills_of_a_run_on_ray(tmp_path):
     kill_and_resume(tmp_path, pause="2.0", kills=10, seed=2, engine="ray")
 
 
+@pytest.mark.slow
 def test_two_processes_resume_one_run(tmp_path):
     """One wins, the other says so and changes nothing."""
     processes = [start(tmp_path, "0.4", "--resume") for _ in range(2)]

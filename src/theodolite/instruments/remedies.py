@@ -20,7 +20,7 @@ from theodolite.problem import Problem
 STEPS, SECONDS, SCORED = 60, 10.0, 500
 #: Samples that are held at most of data that is read anew each time.
 HELD = 10_000
-#: An option that changes more than another is chosen where its loss ends lower by this share.
+#: An option that changes more than another is chosen where that makes less progress by this share.
 CLEARLY = 0.1
 #: An option whose loss ends above that of another by this factor is not tried again.
 HOPELESS = 2.0
@@ -33,16 +33,19 @@ def best_remedy(context: SurveyContext, options: Sequence[Remedy]) -> Remedy:
     """
     if len(options) < 2 or context.lr is None:
         return options[0]
-    ends = _ends(context, options, STEPS)
-    first, best = options[0], options[_mildest(ends)]
-    if best.lr is None or not ends[0] < HOPELESS * ends[_mildest(ends)]:
+    start, ends = _ends(context, options, STEPS)
+    first, best = options[0], options[_mildest(start, ends)]
+    if best.lr is None or not ends[0] < HOPELESS * min(ends):
         return best
     rivals = [first, best]
-    return rivals[_mildest(_ends(context, rivals, LONGER * STEPS))]
+    return rivals[_mildest(*_ends(context, rivals, LONGER * STEPS))]
 
 
-def _ends(context: SurveyContext, options: Sequence[Remedy], steps: int) -> list[float]:
-    """The losses after each option. All let their rate fall in the end, or a lower one would always end lower by lesser noise."""
+def _ends(context: SurveyContext, options: Sequence[Remedy], steps: int) -> tuple[float, list[float]]:
+    """The loss before (the highest, where options begin elsewhere) and those after each option.
+
+    All let their rate fall in the end, or a lower one would always end lower by lesser noise.
+    """
     assert context.lr is not None
     seconds = SECONDS if context.allowance is None else min(SECONDS, 0.2 * context.allowance)
     runs = try_changes(
@@ -56,17 +59,22 @@ def _ends(context: SurveyContext, options: Sequence[Remedy], steps: int) -> list
         seconds=seconds,
         seed=context.seed,
     )
-    return [row["changed"] if math.isfinite(row["changed"]) else math.inf for row in runs.trials]
+    starts = [row["start"] for row in runs.trials if math.isfinite(row["start"])]
+    ends = [row["changed"] if math.isfinite(row["changed"]) else math.inf for row in runs.trials]
+    return max(starts, default=math.nan), ends
 
 
-def _mildest(ends: Sequence[float]) -> int:
-    """The first that is not clearly above the lowest.
+def _mildest(start: float, ends: Sequence[float]) -> int:
+    """The first that makes about the progress of the best.
 
-    >>> _mildest([0.066, 0.064, 0.07]), _mildest([0.66, 0.064, 0.06]), _mildest([math.inf, math.inf])
-    (0, 1, 0)
+    >>> _mildest(0.4, [0.066, 0.064, 0.07]), _mildest(0.7, [0.66, 0.064, 0.06])
+    (0, 1)
+    >>> _mildest(2.3, [2.3, 2.1]), _mildest(1.0, [math.inf, math.inf])
+    (1, 0)
     """
     lowest = min(ends)
-    return next(place for place, end in enumerate(ends) if end <= lowest + CLEARLY * abs(lowest))
+    about = CLEARLY * (start - lowest) if math.isfinite(lowest) and start > lowest else 0.0
+    return next(place for place, end in enumerate(ends) if end <= lowest + about)
 
 
 def _cooled(option: Remedy, cooldown: int) -> Remedy:

@@ -444,6 +444,7 @@ def test_budgets_are_read_as_people_write_them():
     assert [seconds_of(text) for text in ("60s", "2m", "1 min", "0.5h", 7, "1e2")] == [60.0, 120.0, 60.0, 1800.0, 7.0, 100.0]
 
 
+@pytest.mark.slow
 def test_a_slow_problem_is_timed_on_a_part_of_its_data():
     class Slow(nn.Linear):
         def forward(self, x):

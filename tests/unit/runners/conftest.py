@@ -20,7 +20,7 @@ def engine(request):
     return request.param
 
 
-@pytest.fixture(params=[name for name in ENGINES if name != "serial"])
+@pytest.fixture(params=["joblib", pytest.param("ray", marks=pytest.mark.slow)])  # in the quick tests Ray has a file of its own
 def parallel(request):
     """An engine with workers that may die."""
     if request.param == "ray":

@@ -17,6 +17,8 @@ from theodolite.measures.bounds.noisy_network import NoisyNetwork, Samples
 
 from .cases import Normed, SmallCnn, TiedTwice, Words, mlp, state
 
+#: Draws that are compared.
+REPEATS = 800
 INPUTS = {
     "mlp": lambda: torch.randn(60, 5),
     "cnn": lambda: torch.randn(60, 1, 8, 8),
@@ -60,16 +62,16 @@ def test_draws_for_every_sample_have_the_law_of_drawn_networks(kind):
     """Means and covariances of the logits of a sample, within three standard errors (a few of many comparisons: four)."""
     by_sample, by_network = network(kind), network(kind, by_sample=False)
     assert by_sample.by_sample, by_sample.why
-    one, other = outputs(by_sample, 1500), outputs(by_network, 1500, seed=1)
+    one, other = outputs(by_sample, REPEATS), outputs(by_network, REPEATS, seed=1)
     for sample in range(4):
         a, b = one[:, sample].double(), other[:, sample].double()
-        error = ((a.var(0) + b.var(0)) / 1500).sqrt()
+        error = ((a.var(0) + b.var(0)) / REPEATS).sqrt()
         assert float(((a.mean(0) - b.mean(0)).abs() / error).max()) < 4
         products = [torch.einsum("ri,rj->rij", t - t.mean(0), t - t.mean(0)) for t in (a, b)]
-        error = sum(p.var(0) / 1500 for p in products).sqrt()
+        error = sum(p.var(0) / REPEATS for p in products).sqrt()
         assert float(((products[0].mean(0) - products[1].mean(0)).abs() / error).max()) < 4
     between = (one[:, 0] - one[:, 0].mean(0)) * (one[:, 1] - one[:, 1].mean(0))
-    assert float((between.mean(0) / (between.std(0) / math.sqrt(1500))).abs().max()) < 4  # samples meet different networks
+    assert float((between.mean(0) / (between.std(0) / math.sqrt(REPEATS))).abs().max()) < 4  # samples meet different networks
 
 
 def test_error_rates_of_both_routes_agree():
@@ -100,8 +102,8 @@ def test_unequal_batches_are_counted_for_what_they_are():
 def test_directions_that_keep_the_prior_are_drawn_too():
     by_sample, by_network = network("mlp", rank=2), network("mlp", by_sample=False, rank=2)
     assert by_sample.by_sample, by_sample.why
-    one, other = outputs(by_sample, 1500).double(), outputs(by_network, 1500, seed=1).double()
-    error = ((one.var(0) + other.var(0)) / 1500).sqrt()
+    one, other = outputs(by_sample, REPEATS).double(), outputs(by_network, REPEATS, seed=1).double()
+    error = ((one.var(0) + other.var(0)) / REPEATS).sqrt()
     assert float(((one.mean(0) - other.mean(0)).abs() / error).max()) < 4
     assert float((one.var(0) / other.var(0) - 1).abs().max()) < 0.3
 
