@@ -9,6 +9,7 @@ from typing import Any
 from theodolite.measures.dynamics.spikes import MatchTable
 from theodolite.monitors.measuring.curvature import CurvatureSample
 from theodolite.monitors.progress.alerts import Alert
+from theodolite.monitors.progress.causes import ABOVE_THE_EDGE, AT_THE_EDGE
 from theodolite.monitors.progress.tracker import ProgressSample
 from theodolite.monitors.spikes.diagnosis import SOURCE, Cause, Spike, finding_of
 from theodolite.monitors.verdict import Verdict, verdict_of
@@ -167,7 +168,8 @@ def _rate(looks: Sequence[CurvatureSample], exceeded: int, sampled: int, verdict
         return None
     last = seen[-1]
     assert last.ratio is not None
-    word = "above critical" if last.ratio > 1.05 else "edge of stability" if last.ratio > 0.8 else "below critical"
+    near = "edge of stability" if last.ratio > AT_THE_EDGE else "below critical"
+    word = "above critical" if last.ratio > ABOVE_THE_EDGE else near
     share = exceeded / sampled if sampled else 0.0
     meaning = {
         "above critical": " Training is above its edge of stability: expect catapults.",

@@ -32,6 +32,8 @@ OUTLIERS = 2
 GAINED = 0.15
 #: A run that began this many times above a guess has weights that are too large.
 FAR_ABOVE = 10.0
+#: A learning rate of this share of the critical one moves at the edge of stability; from the second on it is above it.
+AT_THE_EDGE, ABOVE_THE_EDGE = 0.8, 1.05
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,7 +197,8 @@ def dead_layer(sample: ProgressSample, edge: Edge, spikes: Sequence[Spike]) -> T
     units = f"all {layer.units} units of layer {name}" if layer is not None and layer.units else f"the units of layer {name}"
     led = next((s for s in reversed(spikes) if s.start <= since <= s.start + 100 or s.died), None)
     blame = led is not None and (led.ratio or 0.0) > 1.0
-    by_the_rate = blame or any(s.cause in (Cause.CATAPULT, Cause.RATE_JUMP) for s in spikes)
+    at_the_edge = (edge.ratio or 0.0) > AT_THE_EDGE
+    by_the_rate = blame or at_the_edge or any(s.cause in (Cause.CATAPULT, Cause.RATE_JUMP) for s in spikes)
     why = f"{units} have had no gradient since step {since}, so nothing before them moves"
     if blame and led is not None:
         why += f"; they died in the spike at step {led.start}, where the learning rate was {led.ratio:.3g} times critical"

@@ -195,7 +195,7 @@ def atom_geometry(weight: Tensor, *, pairs: int = 100_000, seed: int = 0) -> Ato
     """Singular values, ranks, norms and cosines of the rows of `weight` (n, d), in float64 through the d × d Gram matrix.
 
     >>> geometry = atom_geometry(torch.eye(3)[[0, 0, 1]])
-    >>> geometry.singular_values.round(decimals=4).tolist(), geometry.stable_rank
+    >>> geometry.singular_values.round(decimals=4).tolist(), round(geometry.stable_rank, 4)
     ([1.4142, 1.0, 0.0], 1.5)
     """
     if weight.ndim != 2 or len(weight) < 2 or not weight.is_floating_point():
