@@ -161,27 +161,32 @@ def _direction(problem: Problem, like: Sequence[Tensor], seed: int) -> Iterator[
         yield v
 
 
-def _moved(problem: Problem, seed: int, distance: float, *, shaken: bool, grad: bool = False) -> list[Tensor]:
-    """The parameters, or ones beside them, moved along a direction."""
+def _place(problem: Problem, *, shaken: bool) -> list[Tensor]:
+    """The parameters, or ones beside them."""
     leaves = problem.leaves(grad=False)
-    if shaken:
-        # Smaller, so that a loss that is all but zero is curved again, and off any kink that they lie on.
-        leaves = [0.3 * p + 0.1 * v for p, v in zip(leaves, _direction(problem, leaves, 1000), strict=True)]
-    if distance:
-        leaves = [p + distance * v for p, v in zip(leaves, _direction(problem, leaves, seed), strict=True)]
-    return [p.detach().requires_grad_(grad) for p in leaves]
+    if not shaken:
+        return leaves
+    # Smaller, so that a loss that is all but zero is curved again, and off any kink that they lie on.
+    return [0.3 * p + 0.1 * v for p, v in zip(leaves, _direction(problem, leaves, 1000), strict=True)]
+
+
+def _moved(place: Sequence[Tensor], direction: Sequence[Tensor], distance: float, *, grad: bool = False) -> list[Tensor]:
+    """Leaves of their own, some way along the direction."""
+    return [(p + distance * v).detach().requires_grad_(grad) for p, v in zip(place, direction, strict=True)]
 
 
 def _slope_gap(problem: Problem, batch: Batch, index: int, seed: int, distance: float, *, shaken: bool) -> Gap:
     with problem.session(second=False):
-        leaves = _moved(problem, seed, 0.0, shaken=shaken, grad=True)
+        place = _place(problem, shaken=shaken)
+        direction = list(_direction(problem, place, seed))
+        leaves = _moved(place, direction, 0.0, grad=True)
         found = problem.evaluate(problem.tensors(leaves), batch, index)
         grads = torch.autograd.grad(found.loss, leaves, allow_unused=True) if found.loss.requires_grad else ()
         if all(g is None for g in grads):  # constant, or cut off: who asks for a gradient is told
             return Gap(0.0, 0.0, 0.0, 0.0)
-        slope = _dot(grads, _direction(problem, leaves, seed))
+        slope = _dot(grads, direction)
         ends = [
-            float(problem.evaluate(problem.tensors(_moved(problem, seed, side, shaken=shaken)), batch, index).loss.detach())
+            float(problem.evaluate(problem.tensors(_moved(place, direction, side)), batch, index).loss.detach())
             for side in (distance, -distance)
         ]
         scale = max(abs(ends[0]), abs(ends[1]), float(found.output.detach().abs().max()) if found.output.numel() else 0.0)
@@ -192,16 +197,16 @@ def _slope_gap(problem: Problem, batch: Batch, index: int, seed: int, distance: 
 
 def _product_gap(problem: Problem, batch: Batch, index: int, seed: int, distance: float, *, shaken: bool) -> Gap:
     with problem.session():
-        leaves = _moved(problem, seed, 0.0, shaken=shaken, grad=True)
+        place = _place(problem, shaken=shaken)
+        direction = list(_direction(problem, place, seed))
+        leaves = _moved(place, direction, 0.0, grad=True)
         loss = problem.evaluate(problem.tensors(leaves), batch, index).loss
         grads = problem.gradients_of(loss, leaves, batch, index, create_graph=True)
-        inner = sum(
-            ((g * v).sum() for g, v in zip(grads, _direction(problem, leaves, seed), strict=True) if g is not None), loss * 0
-        )
+        inner = sum(((g * v).sum() for g, v in zip(grads, direction, strict=True) if g is not None), loss * 0)
         products = torch.autograd.grad(inner, leaves, allow_unused=True) if inner.requires_grad else [None] * len(leaves)
         ends = []
         for side in (distance, -distance):
-            there = _moved(problem, seed, side, shaken=shaken, grad=True)
+            there = _moved(place, direction, side, grad=True)
             value = problem.evaluate(problem.tensors(there), batch, index).loss
             ends.append(problem.gradients_of(value, there, batch, index))
     # Entry by entry in units of each parameter's size, so that no layer hides behind a larger one.
@@ -210,13 +215,13 @@ def _product_gap(problem: Problem, batch: Batch, index: int, seed: int, distance
         size = float(p.detach().square().mean().sqrt() + 1e-2) if p.numel() else 0.0
         slope = torch.zeros_like(p) if a is None or b is None else (a - b) / (2 * distance)
         exact = torch.zeros_like(p) if hv is None else hv
-        length += float((size * exact).double().square().sum())
-        difference += float((size * slope).double().square().sum())
-        apart += float((size * (exact - slope)).double().square().sum())
-        rounding += 0.0 if a is None else float((size * a).double().square().sum())
+        length += size**2 * float(exact.double().square().sum())
+        difference += size**2 * float(slope.double().square().sum())
+        apart += size**2 * float((exact - slope).double().square().sum())
+        rounding += 0.0 if a is None else size**2 * float(a.double().square().sum())
     noise = 8 * torch.finfo(problem.dtype).eps * rounding**0.5 / distance
     return Gap(length**0.5, difference**0.5, apart**0.5, noise)
 
 
-def _dot(grads: Sequence[Tensor | None], direction: Iterator[Tensor]) -> float:
+def _dot(grads: Sequence[Tensor | None], direction: Sequence[Tensor]) -> float:
     return sum(float((g.double() * v.double()).sum()) for g, v in zip(grads, direction, strict=True) if g is not None)
