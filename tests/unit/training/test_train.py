@@ -423,6 +423,27 @@ def test_models_with_their_own_loss():
     assert trace.loss[-1] < 0.8 * trace.loss[0]
 
 
+class TwoExperts(nn.Module):
+    """Half of the rows each, by torch's grouped product, which itself knows no float64."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(2, 4, 3, generator=torch.Generator().manual_seed(0)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        half = len(x) // 2
+        return torch._grouped_mm(x, self.weight, offs=torch.tensor([half, len(x)], dtype=torch.int32))
+
+
+@pytest.mark.skipif(not hasattr(torch, "_grouped_mm"), reason="this torch has no grouped product")
+def test_experts_train_in_float64():
+    model, (x, y) = TwoExperts().double(), data(8)
+    plain = model.weight.detach().clone().requires_grad_()
+    nn.functional.cross_entropy(torch.cat([x[:4] @ plain[0], x[4:] @ plain[1]]), y).backward()
+    th.train(model, nn.CrossEntropyLoss(), (x, y), lambda p: torch.optim.SGD(p, lr=0.1), steps=1)
+    torch.testing.assert_close(model.weight.detach(), (plain - 0.1 * plain.grad).detach())
+
+
 def test_schedules():
     x, y = data()
     trace = th.train(network(), nn.CrossEntropyLoss(), (x, y), OPTIMIZERS["SGD"], steps=5, schedule={0: 0.1, 2: 0.01})

@@ -182,7 +182,10 @@ class ModelCall:
         places = _by_place(self.model, tensors) if tensors else {}
         arguments = (self.model, places, batch.args, {**batch.kwargs, **self._extra})
         with _plain_errors("model", batch, index, "" if self.loss else " With loss=None the target goes to the model too."):
-            if (index in self._seen and not self._holds_tensors) or not tensors:
+            if not tensors:  # a training of the model as it is
+                with DoubleExperts() if _in_double(self.model) else nullcontext():
+                    return functional_call(*arguments, tie_weights=False)
+            if index in self._seen and not self._holds_tensors:
                 return functional_call(*arguments, tie_weights=False)
             with StandIns(tensors_of(self.model), tensors) as mode:
                 raw = functional_call(*arguments, tie_weights=False)
@@ -322,8 +325,22 @@ def _plain_errors(who: str, batch: Batch, index: int, hint: str = "") -> Iterato
         raise ValueError(f"The {who} refused batch {index} of the data (inputs: {shapes}): {text}.{hint}") from error
 
 
-class KeepFloat64(TorchFunctionMode):
-    """Ignores casts of float64 tensors to float32, and does in float64 what torch has in float32 only.
+def _in_double(model: nn.Module) -> bool:
+    first = next(model.parameters(), None)
+    return first is not None and first.dtype == torch.float64
+
+
+class DoubleExperts(TorchFunctionMode):
+    """Multiplies the rows of each expert by its matrix in float64, which torch's fused product refuses."""
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        if func is GROUPED and args and args[0].dtype == torch.float64:
+            func = grouped_matmul
+        return func(*args, **(kwargs or {}))
+
+
+class KeepFloat64(DoubleExperts):
+    """Ignores casts of float64 tensors to float32 as well.
 
     >>> with KeepFloat64():
     ...     torch.zeros(1, dtype=torch.float64).float().dtype
@@ -335,10 +352,8 @@ class KeepFloat64(TorchFunctionMode):
         if args and isinstance(args[0], Tensor) and args[0].dtype == torch.float64:
             if func is Tensor.float:
                 return args[0]
-            if func is GROUPED:
-                return grouped_matmul(*args, **kwargs)
             if func is Tensor.to:
                 args = (args[0], *(torch.float64 if a is torch.float32 else a for a in args[1:]))
             if kwargs.get("dtype") is torch.float32:
                 kwargs = {**kwargs, "dtype": torch.float64}
-        return func(*args, **kwargs)
+        return super().__torch_function__(func, types, args, kwargs)
