@@ -45,13 +45,28 @@ LONG = (
 )
 
 
+def slow(test):
+    """The same test, left to `pytest -m slow`."""
+
+    @pytest.mark.slow
+    def left(self):
+        test(self)
+
+    return left
+
+
+_repeated = set()  # kinds of studies of which a job is done again in the quick tests: one figure each, of the others when slow
 for _name in names():
-    _known = {"id": _name}
+    _parts = {"id": _name, "test_the_figure_repeats": slow(ExperimentContract.test_the_figure_repeats)}
+    _title = title(_name)
     if _name in LONG:
-        globals()[title(_name)] = type(title(_name), (DeclarationContract,), _known)
-        _known["pytestmark"] = pytest.mark.slow
-    _title = title(_name) if _name not in LONG else title(_name).replace("_of_", "Whole_of_")
-    globals()[_title] = type(_title, (ExperimentContract,), _known)
+        globals()[_title] = type(_title, (DeclarationContract,), {"id": _name})
+        _title, _parts["pytestmark"] = _title.replace("_of_", "Whole_of_"), pytest.mark.slow
+    elif (_kind := type(get(_name).study)) in _repeated:
+        _parts["test_a_job_gives_the_same_rows_again"] = slow(ExperimentContract.test_a_job_gives_the_same_rows_again)
+    else:
+        _repeated.add(_kind)
+    globals()[_title] = type(_title, (ExperimentContract,), _parts)
 
 
 def test_there_are_experiments():
