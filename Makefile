@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := survey
-.PHONY: help survey reproduce test test-fast golden lint rules types suite bench docs clean
+.PHONY: help survey reproduce test test-docs test-fast golden lint rules types suite bench docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -20,6 +20,9 @@ reproduce: $(VENV)/installed ## every experiment at tiny size into gallery/index
 # The types are checked while the tests run: they take a minute of one core.
 test: rules ## rules, types and all tests on two cores
 	@$(MAKE) --no-print-directory -j2 types suite
+
+test-docs: $(VENV)/installed-test ## the documentation builds, and the code of its long pages runs (a minute)
+	$(BIN)/python -m pytest -m slow tests/docs/test_docs.py -k 'not cluster'
 
 test-fast: $(VENV)/installed-test ## the quick tests, for while you write (under 2 minutes)
 	$(BIN)/python -m pytest -m 'not slow and not long' tests/architecture tests/unit

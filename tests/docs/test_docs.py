@@ -59,8 +59,9 @@ class Links(HTMLParser):
             self.loaded.append(given["href"])
 
 
+@pytest.mark.slow
 def test_the_site_builds_without_a_warning_and_holds_together(tmp_path):
-    """One test, because the build takes ten seconds; the gallery is not executed here."""
+    """One test, because the build takes half a minute; the gallery is not executed here."""
     pytest.importorskip("sphinx", reason="the docs extra is not installed")
     pytest.importorskip("sphinx_gallery", reason="the docs extra is not installed")
     generated = shutil.ignore_patterns("_build", "gallery", "reference", "__pycache__")
@@ -228,11 +229,11 @@ def folder(tmp_path, monkeypatch):
         sys.modules.pop(name, None)
 
 
-@pytest.mark.parametrize(
-    # The page on clusters starts one; tests/unit/runners do the same.
-    "page",
-    [pytest.param(p, marks=pytest.mark.slow if p.stem == "cluster" else (), id=p.stem) for p in PAGES],
-)
+#: Pages whose code surveys, trains or starts a cluster for several seconds.
+LONG = ("catapults", "certificate", "cluster", "own-model", "reproducing", "stability", "structure")
+
+
+@pytest.mark.parametrize("page", [pytest.param(p, marks=pytest.mark.slow if p.stem in LONG else (), id=p.stem) for p in PAGES])
 def test_the_python_of_a_page_runs(page, folder):
     if page.stem == "hugging-face":
         pytest.importorskip("transformers")
