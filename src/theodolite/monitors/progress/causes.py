@@ -38,18 +38,21 @@ AT_THE_EDGE, ABOVE_THE_EDGE = 0.8, 1.05
 
 @dataclass(frozen=True, kw_only=True)
 class Edge:
-    """The learning rate against the critical one: lately (`ratio`), and the `critical` rate that was usual at hard moments."""
+    """The learning rate against the critical one: lately (`ratio`), at most (`highest`), and the `critical` rate of hard moments."""
 
     ratio: float | None = None
+    highest: float | None = None
     critical: float | None = None
     looks: int = 0
 
 
 def edge_of(samples: Sequence[CurvatureSample]) -> Edge:
-    """The last looks of calm times, and the lower quartile of all critical rates."""
-    calm = [s.ratio for s in samples if s.why == "schedule" and s.ratio is not None and math.isfinite(s.ratio)][-6:]
+    """The last looks of calm times, the highest of them all, and the lower quartile of all critical rates."""
+    calm = [s.ratio for s in samples if s.why == "schedule" and s.ratio is not None and math.isfinite(s.ratio)]
     rates = sorted(s.critical_rate for s in samples if s.critical_rate is not None and 0.0 < s.critical_rate < math.inf)
-    return Edge(ratio=median(calm) if calm else None, critical=rates[len(rates) // 4] if rates else None, looks=len(calm))
+    critical = rates[len(rates) // 4] if rates else None
+    lately = calm[-6:]
+    return Edge(ratio=median(lately) if calm else None, highest=max(calm, default=None), critical=critical, looks=len(lately))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,7 +200,7 @@ def dead_layer(sample: ProgressSample, edge: Edge, spikes: Sequence[Spike]) -> T
     units = f"all {layer.units} units of layer {name}" if layer is not None and layer.units else f"the units of layer {name}"
     led = next((s for s in reversed(spikes) if s.start <= since <= s.start + 100 or s.died), None)
     blame = led is not None and (led.ratio or 0.0) > 1.0
-    at_the_edge = (edge.ratio or 0.0) > AT_THE_EDGE
+    at_the_edge = edge.highest is None or edge.highest > AT_THE_EDGE  # weights that died are flat: looks at them do not count
     by_the_rate = blame or at_the_edge or any(s.cause in (Cause.CATAPULT, Cause.RATE_JUMP) for s in spikes)
     why = f"{units} have had no gradient since step {since}, so nothing before them moves"
     if blame and led is not None:
