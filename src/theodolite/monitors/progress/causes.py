@@ -38,7 +38,7 @@ AT_THE_EDGE, ABOVE_THE_EDGE = 0.8, 1.05
 
 @dataclass(frozen=True, kw_only=True)
 class Edge:
-    """The learning rate against the critical one: lately (`ratio`), at most (`highest`), and the `critical` rate of hard moments."""
+    """The learning rate against the critical one: lately and at most (`ratio`, `highest`); `critical` is that of hard moments."""
 
     ratio: float | None = None
     highest: float | None = None
