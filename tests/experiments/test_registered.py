@@ -26,7 +26,7 @@ def title(name: str) -> str:
     return f"Test{words}_of_{chapter.replace('-', '_')}_{type(get(name).study).__name__}"
 
 
-#: Those that take seconds at `tiny`: one job of each is quick, the whole is left to `pytest -m slow`.
+#: Those that take seconds at `tiny`: one job of each kind of study is quick, the whole is left to `pytest -m slow`.
 LONG = (
     *("anchor/figure-3.1", "anchor/pretraining", "anchor/transfer", "anchor/worlds"),
     *("catapult/figure-3.1", "catapult/figure-3.2", "catapult/figure-3.4", "catapult/figure-B.12", "catapult/figure-B.13"),
@@ -40,13 +40,9 @@ LONG = (
     *(f"sparse-coding/figure-{number}" for number in ("2.1", "2.2", "2.3")),
     *("sparse-coding/ablations", "sparse-coding/baselines", "sparse-coding/codes", "sparse-coding/score"),
     *("sparse-coding/real-patches", "sparse-coding/theorems"),
-    *(f"stability/figure-{number}" for number in ("2.1", "2.2", "2.3", "2.4", "A.1", "A.10", "A.11", "A.12")),
+    *(f"stability/figure-{number}" for number in ("2.1", "2.2", "2.3", "2.4", "A.1", "A.10", "A.11", "A.12", "A.13")),
     *("stability/stopping", "stability/table-2.1"),
 )
-
-
-#: Even the first job of these takes long.
-LONGER = ("hessian/figure-10",)
 
 
 def slow(test):
@@ -59,21 +55,22 @@ def slow(test):
     return left
 
 
-_repeated = set()  # kinds of studies of which a job is done again in the quick tests: one figure each, of the others when slow
+FIRST, AGAIN, WRITTEN = "test_its_first_job_gives_rows", "test_a_job_gives_the_same_rows_again", "test_the_figure_is_written"
+
+_seen = set()  # kinds of studies of which a figure has done in the quick tests what its other figures leave to the slow ones
 for _name in names():
-    _parts = {"id": _name, "test_the_figure_repeats": slow(ExperimentContract.test_the_figure_repeats)}
-    _title = title(_name)
+    _kind, _title = type(get(_name).study), title(_name)
+    _whole = {"id": _name, "test_the_figure_repeats": slow(ExperimentContract.test_the_figure_repeats)}
+    if _kind in _seen:
+        _whole |= {part: slow(getattr(ExperimentContract, part)) for part in (AGAIN, WRITTEN)}
     if _name in LONG:
-        _first = {"test_its_first_job_gives_rows": slow(DeclarationContract.test_its_first_job_gives_rows)}
-        globals()[_title] = type(_title, (DeclarationContract,), {"id": _name, **(_first if _name in LONGER else {})})
-        _title, _parts["pytestmark"] = _title.replace("_of_", "Whole_of_"), pytest.mark.slow
-    elif (_kind := type(get(_name).study)) in _repeated:
-        _parts["test_a_job_gives_the_same_rows_again"] = slow(ExperimentContract.test_a_job_gives_the_same_rows_again)
-    else:
-        _repeated.add(_kind)
-    globals()[_title] = type(_title, (ExperimentContract,), _parts)
+        _first = {FIRST: slow(DeclarationContract.test_its_first_job_gives_rows)} if _kind in _seen else {}
+        globals()[_title] = type(_title, (DeclarationContract,), {"id": _name, **_first})
+        _title, _whole["pytestmark"] = _title.replace("_of_", "Whole_of_"), pytest.mark.slow
+    _seen.add(_kind)
+    globals()[_title] = type(_title, (ExperimentContract,), _whole)
 
 
 def test_there_are_experiments():
     assert {"checks/stability-edge", "checks/kronecker-identity"} <= set(names())
-    assert set(LONGER) <= set(LONG) <= set(names())
+    assert set(LONG) <= set(names())
