@@ -159,6 +159,30 @@ def rates_swept(result: Any) -> Axes:
     return range_test(result.rows(), **marks, window=(edge.window or None) if known else None)
 
 
+def meta_gradient_over_rates(result: Any) -> Axes:
+    """The loss after some steps over the learning rate, as (1/t) log f, with its lowest point."""
+    if result.rate.numel() < 2:
+        raise ValueError("The meta-gradient at one rate has no picture: give several rates.")
+    rows = [{"rate": row["rate"], "value": row["log_value"] / row["steps"]} for row in result.rows()]
+    names = {"ylabel": "(1/t) log f", "title": f"Loss after {result.steps} steps, by learning rate"}
+    best = min(rows, key=lambda row: row["value"])["rate"]
+    return reference(curves(rows, "rate", "value", markers=False, **names), x=best, label="lowest")  # type: ignore[arg-type]
+
+
+def tuned_rate(result: Any) -> Axes:
+    """The learning rate along its tuning, with the best one."""
+    rows = [row for row in result.rows() if math.isfinite(row["rate"])]
+    several = {"by": "start"} if len(result.rates[0]) > 1 else {}
+    names = {"ylabel": "learning rate", "title": f"Tuned for {result.steps} steps: {result.method}"}
+    return reference(curves(rows, "update", "rate", markers=False, **several, **names), y=result.optimum, label="best")  # type: ignore[arg-type]
+
+
+def trusted_meta_gradients(result: Any) -> Axes:
+    """What autograd makes of each meta-gradient, over the horizon and the size of the loss."""
+    title = "Meta-gradients by autograd, and the loss behind them"
+    return scatter(result.rows(), x="steps", y="log10_loss", by="health", title=title, ylabel="log₁₀ of the loss")
+
+
 _DRAWINGS: dict[str, Callable[[Any], Drawing]] = {
     "alignment": gradient_share,
     "anchor-probe": plot_anchor_probe,
@@ -180,11 +204,14 @@ _DRAWINGS: dict[str, Callable[[Any], Drawing]] = {
     "label-audit": class_counts,
     "learning-progress": short_training,
     "linear-path": lambda result: linear_path_panels(result.rows()),
+    "meta-gradient-health": trusted_meta_gradients,
     "monitor-report": plot_monitor,
     "range-test": rates_swept,
+    "rate-descent": tuned_rate,
     "regime": trial_run,
     "risk-certificate": plot_certificate,
     "run-comparison": plot_runs,
+    "stable-meta-gradient": meta_gradient_over_rates,
     "stability-result": lambda result: stability_panels(result.rows()),
     "trace": loss_curve,
     "trial-runs": trial_runs,

@@ -1,0 +1,564 @@
+"""How the loss after t steps of gradient descent on a quadratic changes with the learning rate, without overflow for any t.
+
+On `f(w) = ½ wᵀHw` with eigenvalues λᵢ of H and coefficients cᵢ of w₀ in its eigenvectors, t steps at the rate η give
+
+    f(w_t) = ½ Σ cᵢ² λᵢ zᵢ^(2t),   zᵢ = 1 − ηλᵢ,
+    F(η) = (1/t) log f(w_t),   F'(η) = −2 Σ pᵢ λᵢ/zᵢ,   pᵢ ∝ cᵢ² λᵢ zᵢ^(2t),   Σ pᵢ = 1.
+
+f(w_t) leaves the range of float64 after some hundred steps at a rate that is too large. The shares pᵢ and F' never do, so they are
+computed from logarithms: in closed form where the eigenvalues are at hand, and by products with H where they are not. The loss
+itself is kept as its logarithm. A quadratic whose minimum is not at 0 is one in w − w*.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from theodolite.arguments import also_called, checked, count, fraction, one_of, positive, shown
+from theodolite.operators import LinearOperator, as_operator
+from theodolite.problem.arguments import a_finite_tensor, as_finite_tensor, numbers_in
+from theodolite.progress import Advance, counting
+from theodolite.results import Cost, Outcome, Result, Row, number
+
+Objective = Literal["log_last", "last"]
+
+#: |1 − ηλ| is not known better than this where it is zero.
+SMALLEST = 1e-17
+#: Rates that the search for the best one looks at in one round, in closed form and with products.
+POINTS, FEWER_POINTS = 64, 16
+#: Relative error of f that cancellation may cause with products before the result says so.
+CANCELLED = 1e-3
+
+
+class Slopes(NamedTuple):
+    """log f(w_t), F' and F'' at each rate: (R,) each. `products` were needed; `exact` is False where f is mostly rounding."""
+
+    log_loss: Tensor
+    slope: Tensor
+    curvature: Tensor | None
+    products: int = 0
+    exact: bool = True
+
+
+@dataclass(frozen=True, eq=False)
+class Spectrum:
+    """A quadratic by its eigenvalues (n,), all positive, and log cᵢ² (n,): everything in closed form."""
+
+    values: Tensor
+    log_weights: Tensor
+
+    route = "eigenvalues"
+
+    def at(self, rates: Tensor, steps: int, advance: Advance | None = None) -> Slopes:
+        """The objective at rates (R,)."""
+        sign, log_z = self._factors(rates)
+        shares, log_sum = self._shares(log_z, steps)
+        ratio = self.values * sign * torch.exp(-log_z)  # λ/z
+        mean = (shares * ratio).sum(1)
+        spread = (shares * (ratio - mean[:, None]).square()).sum(1)
+        # From F'' = 2(2t−1) E[(λ/z)²] − 4t E[λ/z]², without the difference of two large numbers.
+        curvature = (4 * steps - 2) * spread - 2 * mean.square()
+        return Slopes(log_sum - math.log(2), -2 * mean, curvature)
+
+    def log_norm(self, rates: Tensor, steps: int) -> Tensor:
+        """log ‖w_t‖ over the directions of curvature: (R,)."""
+        return 0.5 * torch.logsumexp(self.log_weights + 2 * steps * self._factors(rates)[1], 1)
+
+    def _shares(self, log_z: Tensor, steps: int) -> tuple[Tensor, Tensor]:
+        """The shares pᵢ (R, n), and log Σ cᵢ² λᵢ zᵢ^(2t)."""
+        terms = self.log_weights + self.values.log() + 2 * steps * log_z
+        total = torch.logsumexp(terms, 1)
+        return torch.exp(terms - total[:, None]), total
+
+    def _factors(self, rates: Tensor) -> tuple[Tensor, Tensor]:
+        """Sign of z = 1 − ηλ and log |z|: (R, n) each. Written so that neither small nor enormous ηλ lose digits."""
+        x = rates[:, None] * self.values
+        small = torch.log1p(-x.clamp(max=0.5))
+        middle = torch.log((1 - x).abs().clamp(min=SMALLEST))
+        large = rates[:, None].clamp(min=1e-300).log() + self.values.log() + torch.log1p(-1 / x.clamp(min=2.0))
+        return torch.where(x > 1, -1.0, 1.0), torch.where(x < 0.5, small, torch.where(x < 2, middle, large))
+
+    def bracket(self, steps: int) -> tuple[float, float]:
+        """1/λ_max and 1/λ_min, between which the best rate lies."""
+        return 1 / float(self.values.max()), 1 / float(self.values.min())
+
+    @property
+    def limit(self) -> float:
+        """2/(λ_max + λ_min), the best rate for t → ∞."""
+        return 2 / float(self.values.max() + self.values.min())
+
+
+@dataclass(frozen=True, eq=False)
+class Products:
+    """A quadratic by its products, all rates as columns of one block.
+
+    Since `dw_t/dη = −t H w_{t−1}` on a quadratic, `F' = −2 ⟨Hw_t, Hw_{t−1}⟩ / ⟨w_t, Hw_t⟩`: no tangent is carried along. The
+    iterate is kept as a direction, and its length as a logarithm.
+    """
+
+    op: LinearOperator
+    start: Tensor
+
+    limit = None
+
+    @property
+    def route(self) -> str:
+        return f"products: {self.op.cost().route}"
+
+    def at(self, rates: Tensor, steps: int, advance: Advance | None = None) -> Slopes:
+        """The objective at rates (R,); R columns are multiplied in each step."""
+        rates = rates.to(self.start.device)
+        scale = 1 / rates.clamp(min=1.0)  # large rates are divided out, so that no single step overflows
+        length = self.start.norm()
+        w = (self.start / length)[:, None].repeat(1, len(rates))  # (n, R)
+        logs = length.log() - steps * scale.log()
+        size, step = torch.ones_like(scale), scale * rates
+        before = image = self._times(w)
+        for _ in range(steps):
+            before = image
+            w = scale * w - step * before
+            size = w.norm(dim=0)
+            size = torch.where(size > 0, size, 1.0)
+            w, logs = w / size, logs + size.log()
+            image = self._times(w)
+            if advance is not None:
+                advance(len(rates))
+        return self._slopes(w, image, before * (scale / size), logs, steps)
+
+    def _slopes(self, w: Tensor, image: Tensor, before: Tensor, logs: Tensor, steps: int) -> Slopes:
+        """From w_t, Hw_t and Hw_{t−1} (n, R), all divided by exp(logs)."""
+        twice = (w * image).sum(0)  # 2f
+        size = w.norm(dim=0) * image.norm(dim=0)
+        noise = torch.finfo(self.op.dtype).eps * size
+        if bool((twice < -100 * noise).any()):
+            raise ValueError(_NEGATIVE.format(f"wᵀHw = {float(twice.min() / w.square().sum(0).max()):.3g} at some w"))
+        gone = twice <= 0
+        slope = (-2 * (image * before).sum(0) / twice).masked_fill(gone, 0.0)
+        log_loss = (twice.clamp(min=0) / 2).log() + 2 * logs
+        exact = bool((noise <= CANCELLED * twice)[~gone].all())
+        return Slopes(log_loss.cpu(), slope.cpu(), None, (steps + 1) * w.shape[1], exact)
+
+    def _times(self, x: Tensor) -> Tensor:
+        return self.op @ x
+
+    def bracket(self, steps: int) -> tuple[float, float]:
+        """Two rates between which F' changes sign: from ⟨w, Hw⟩/‖Hw‖², which lies between 1/λ_max and 1/λ_min, upwards."""
+        image = self._times(self.start)
+        rate = float((self.start * image).sum() / image.square().sum())
+        low = 0.0
+        while True:
+            rates = rate * 2.0 ** torch.arange(8, dtype=torch.float64)
+            falls = self.at(rates, steps).slope < 0
+            if not bool(falls.all()):
+                left = int(falls.sum())
+                return (float(rates[left - 1]) if left else low), float(rates[left])
+            low, rate = float(rates[-1]), 2 * float(rates[-1])
+
+
+Quadratic = Spectrum | Products
+
+_NEGATIVE = (
+    "hessian must have no negative eigenvalues: the loss ½ wᵀHw would have no minimum. Got {}. "
+    "The Gauss-Newton matrix (theodolite.gauss_newton) never has any."
+)
+_FLAT = "w0 must have a part along which the loss is curved: here the loss is 0 whatever the rate. Name another start."
+
+
+@also_called(lr="rate")
+@checked(rate=numbers_in(least=0), steps=count, objective=one_of("log_last", "last"))
+def stable_meta_gradient(
+    hessian: Any,
+    w0: Any,
+    rate: Any,
+    steps: int,
+    *,
+    objective: Objective = "log_last",
+    progress: bool | None = None,
+) -> StableMetaGradient:
+    """`d/dη (1/t) log f(w_t)` of `f = ½ wᵀHw` after t steps of gradient descent from w₀: finite for any t and any rate.
+
+    Where unrolling and backpropagating gives 0 or NaN, this is right to about 1e-10.
+
+    Args:
+        hessian: A symmetric matrix without negative eigenvalues, or its eigenvalues (a vector): closed form, in float64. Or any
+            `LinearOperator` (such as `theodolite.gauss_newton(problem)`), SciPy or curvlinops operator: t + 1 products for each rate,
+            all rates in one block.
+        w0: The start (n,), measured from the minimum; with eigenvalues, its coefficients in the eigenvectors. With products it should
+            have no large part in directions without curvature, in whose rounding a small loss is lost: `outcome` says when it is.
+        rate: (or `lr`) One learning rate or a tensor of them, 0 or more.
+        steps: t, at least 1.
+        objective: "log_last" is (1/t) log f(w_t), with the factor 1/t; "last" is f(w_t) itself, which may leave the range of
+            float64: `log_value`, `log_gradient` and `sign` do not.
+        progress: Show a bar while products are made; None does on a terminal.
+
+    Returns:
+        A `StableMetaGradient`, whose tensors have the shape of `rate`.
+
+    >>> found = stable_meta_gradient(torch.tensor([4.0, 1.0]), torch.tensor([1.0, 1.0]), 1.0, 1_000_000)
+    >>> round(float(found.gradient), 9), round(float(found.value), 6)          # 2 · 4/3 and 2 log 3
+    (2.666666667, 2.197225)
+    """
+    began = time.perf_counter()
+    quadratic = quadratic_of(hessian, w0)
+    rates = torch.as_tensor(rate, dtype=torch.float64).detach().cpu()
+    total = steps * rates.numel() if isinstance(quadratic, Products) else 1
+    with counting("steps of gradient descent", progress=progress, total=total) as advance:
+        found = quadratic.at(rates.reshape(-1), steps, advance)
+    log_gradient = found.log_loss + found.slope.abs().log() + math.log(steps)  # f' = f · t · F'
+    sign = found.slope.sign()
+    if objective == "last":
+        value, gradient = found.log_loss.exp(), sign * log_gradient.exp()
+        # f'' = f · ((t F')² + t F'')
+        bent = None if found.curvature is None else (steps * found.slope).square() + steps * found.curvature
+        second = None if bent is None else bent.sign() * torch.exp(found.log_loss + bent.abs().log())
+    else:
+        value, gradient, second = found.log_loss / steps, found.slope, found.curvature
+    parts = {"value": value, "gradient": gradient, "log_value": found.log_loss, "log_gradient": log_gradient, "sign": sign}
+    return StableMetaGradient(
+        rate=rates,
+        **{name: part.reshape(rates.shape) for name, part in parts.items()},
+        second=None if second is None else second.reshape(rates.shape),
+        steps=steps,
+        objective=objective,
+        products=found.products,
+        outcome=Outcome.CONVERGED if found.exact else Outcome.PRECISION,
+        cost=Cost(seconds=time.perf_counter() - began, route=quadratic.route),
+    )
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class StableMetaGradient(Result):
+    """How the loss after `steps` steps depends on the learning rate; every tensor has the shape of `rate`.
+
+    `value`, `gradient` and `second` (None where only products were made) are the `objective` and its derivatives in the rate.
+    `log_value`, `log_gradient` and `sign` are the natural logarithms of f(w_t) and |df(w_t)/dη| and the sign of the latter, whatever
+    the objective: they stay finite where the loss itself does not. With one eigenvalue λ and η = 1/λ the loss would be 0 and its
+    logarithm have a pole: |1 − ηλ| counts as 1e-17 there. `products` counts columns multiplied by the Hessian.
+    """
+
+    rate: Tensor
+    value: Tensor
+    gradient: Tensor
+    log_value: Tensor
+    log_gradient: Tensor
+    sign: Tensor
+    second: Tensor | None
+    steps: int
+    objective: str
+    products: int
+
+    @property
+    def log10_loss(self) -> Tensor:
+        """The decimal logarithm of f(w_t): outside ±38 it is out of the range of float32, outside ±308 of float64."""
+        return self.log_value / math.log(10)
+
+    def rows(self) -> list[Row]:
+        names = ["rate", "value", "gradient", "log_value", "log_gradient", "sign", *(["second"] if self.second is not None else [])]
+        columns = [getattr(self, name).reshape(-1).tolist() for name in names]
+        return [{**dict(zip(names, values, strict=True)), "steps": self.steps} for values in zip(*columns, strict=True)]
+
+    def sentence(self) -> str:
+        what = "(1/t) log f" if self.objective == "log_last" else "f"
+        if self.rate.numel() == 1:
+            way = {1: "rises", -1: "falls", 0: "stands still"}[int(self.sign)]
+            slope = f": d/dη {what} = {number(float(self.gradient))}" if math.isfinite(float(self.gradient)) else ""
+            return f"After {self.steps} steps at rate {float(self.rate):.4g} the loss is {_power(self.log10_loss)}; it {way} with the rate{slope}."
+        best = int(self.log_value.reshape(-1).argmin())
+        rate, loss = float(self.rate.reshape(-1)[best]), _power(self.log10_loss.reshape(-1)[best])
+        return f"Of {self.rate.numel()} rates, {rate:.4g} has the smallest loss after {self.steps} steps, {loss}."
+
+
+def _power(log10: Tensor) -> str:
+    """A number by its decimal logarithm, which may be far out of range.
+
+    >>> _power(torch.tensor(-2.0)), _power(torch.tensor(1143.42)), _power(torch.tensor(-math.inf))
+    ('0.01', '10^1143.4', '0')
+    """
+    exponent = float(log10)
+    return f"{10**exponent:.4g}" if abs(exponent) < 100 or exponent == -math.inf else f"10^{exponent:.1f}"
+
+
+@checked(steps=count, tol=fraction)
+def optimal_rate(hessian: Any, w0: Any, steps: int, *, tol: float = 1e-13, progress: bool | None = None) -> OptimalRate:
+    """The learning rate with the smallest `f(w_t)` of `f = ½ wᵀHw` after t steps from w₀.
+
+    F' is negative below it, positive above it, and changes sign once, between 1/λ_max and 1/λ_min; that interval is divided
+    until it is narrower than `tol` times the rate. `hessian` and `w0` are those of `stable_meta_gradient`; with products, t + 1 of
+    them are made for each of about a hundred rates.
+
+    >>> round(optimal_rate(torch.tensor([3.0, 1.0]), torch.tensor([1.0, 1.0]), 1_000_000).value, 6)      # → 2/(3 + 1)
+    0.5
+    """
+    began = time.perf_counter()
+    quadratic = quadratic_of(hessian, w0)
+    with counting("rates tried", progress=progress) as advance:
+        found = best_rate_of(quadratic, steps, tol, advance)
+    value, curvature, log_loss, products = found
+    return OptimalRate(
+        value=value,
+        curvature=curvature,
+        log_value=log_loss,
+        limit=quadratic.limit,
+        steps=steps,
+        products=products,
+        cost=Cost(seconds=time.perf_counter() - began, route=quadratic.route),
+    )
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class OptimalRate(Result):
+    """The rate `value` with the smallest loss after `steps` steps, and the second derivative of (1/t) log f there.
+
+    `log_value` is log f(w_t) at it, and `limit` the best rate for t → ∞, 2/(λ_max + λ_min); None where only products were made.
+    """
+
+    value: float
+    curvature: float
+    log_value: float
+    limit: float | None
+    steps: int
+    products: int
+
+    def rows(self) -> list[Row]:
+        names = ("steps", "value", "curvature", "log_value", "limit", "products")
+        return [{name: getattr(self, name) for name in names}]
+
+    def sentence(self) -> str:
+        later = "" if self.limit is None else f"; for very long runs it is {number(self.limit)}"
+        return f"The best learning rate for {self.steps} steps is {number(self.value)}{later}."
+
+
+class Best(NamedTuple):
+    """The best rate, F'' and log f there, and the products that finding it took."""
+
+    rate: float
+    curvature: float
+    log_loss: float
+    products: int
+
+
+def best_rate_of(quadratic: Quadratic, steps: int, tol: float, advance: Advance | None = None) -> Best:
+    """The root of F' by cutting its bracket into many parts at once, and what the objective is there."""
+    low, high = quadratic.bracket(steps)
+    points, products = (POINTS if isinstance(quadratic, Spectrum) else FEWER_POINTS), 0
+
+    def slopes(rates: Tensor) -> Tensor:
+        nonlocal products
+        found = quadratic.at(rates, steps)
+        products += found.products
+        if advance is not None:
+            advance(len(rates))
+        return found.slope
+
+    rate = _sign_change(slopes, low, high, tol, points)
+    there = quadratic.at(torch.tensor([rate], dtype=torch.float64), steps)
+    if there.curvature is not None:
+        curvature = float(there.curvature)
+    else:
+        around = slopes(rate * torch.tensor([1 - 1e-5, 1 + 1e-5], dtype=torch.float64))
+        curvature = float(around[1] - around[0]) / (2e-5 * rate)
+    return Best(rate, curvature, float(there.log_loss), products + there.products)
+
+
+def _sign_change(slopes: Callable[[Tensor], Tensor], low: float, high: float, tol: float, points: int) -> float:
+    """Where slopes that are negative first and positive later change sign.
+
+    >>> round(_sign_change(lambda x: x - 0.3, 0.0, 1.0, 1e-12, 10), 12)
+    0.3
+    """
+    while high - low > tol * high:
+        rates = torch.linspace(low, high, points + 2, dtype=torch.float64)
+        left = int((slopes(rates[1:-1]) < 0).sum())
+        before = high - low
+        low, high = float(rates[left]), float(rates[left + 1])
+        if not high - low < before:
+            break  # two neighbouring numbers of float64
+    return 0.5 * (low + high)
+
+
+@also_called(lr="rate")
+@checked(rate=numbers_in(least=0), steps=count, updates=count, meta_rate=positive)
+def descend_rate(
+    hessian: Any,
+    w0: Any,
+    rate: Any,
+    steps: int,
+    *,
+    updates: int = 1000,
+    meta_rate: float = 0.01,
+    progress: bool | None = None,
+) -> RateDescent:
+    """Tune the learning rate by its meta-gradient: `η_k = max(0, η_{k−1} − meta_rate/√k · F'(η_{k−1}))`.
+
+    F is (1/t) log f(w_t); `hessian`, `w0` and `steps` are those of `stable_meta_gradient`. It converges from any start; how soon
+    its ripples around the best rate die out is `RateDescent.settles`.
+
+    Args:
+        hessian: As for `stable_meta_gradient`.
+        w0: As for `stable_meta_gradient`.
+        rate: (or `lr`) The first rate, or several that are tuned side by side.
+        steps: t, the steps of gradient descent behind each update.
+        updates: How many updates of the rate.
+        meta_rate: The factor of 1/√k.
+        progress: Show a bar; None does on a terminal.
+
+    >>> found = descend_rate(torch.tensor([3.0, 1.0]), torch.tensor([1.0, 1.0]), [0.1, 2.0], 5, updates=400, meta_rate=0.1)
+    >>> found.converged
+    [True, True]
+    """
+    began = time.perf_counter()
+    quadratic = quadratic_of(hessian, w0)
+    best = best_rate_of(quadratic, steps, 1e-13)
+    now = torch.as_tensor(rate, dtype=torch.float64).detach().cpu().reshape(-1)
+    rates, found = [now], [quadratic.at(now, steps)]
+    with counting("updates of the rate", progress=progress, total=updates) as advance:
+        for k in range(1, updates + 1):
+            now = (now - meta_rate / math.sqrt(k) * found[-1].slope).clamp(min=0)
+            rates.append(now)
+            found.append(quadratic.at(now, steps))
+            advance(1)
+    return RateDescent(
+        rates=torch.stack(rates),
+        gradients=torch.stack([each.slope for each in found]),
+        values=torch.stack([each.log_loss for each in found]) / steps,
+        optimum=best.rate,
+        curvature=best.curvature,
+        steps=steps,
+        meta_rate=meta_rate,
+        method="stable meta-gradient",
+        products=best.products + sum(each.products for each in found),
+        cost=Cost(seconds=time.perf_counter() - began, route=quadratic.route),
+    )
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class RateDescent(Result):
+    """A learning rate as it was tuned: `rates`, `gradients` and `values` are (updates + 1, starts), at the start first.
+
+    `gradients` are those used at each rate, of (1/t) log f(w_t) or as `method` says; `values` are (1/t) log f(w_t). `optimum` is the
+    best rate and `curvature` the second derivative of (1/t) log f(w_t) there.
+    """
+
+    rates: Tensor
+    gradients: Tensor
+    values: Tensor
+    optimum: float
+    curvature: float
+    steps: int
+    meta_rate: float
+    method: str
+    products: int
+
+    @property
+    def updates(self) -> int:
+        return len(self.rates) - 1
+
+    @property
+    def settles(self) -> float:
+        """k from which `meta_rate/√k · F''(η*) < 2`: before it the rate jumps from one side of the best to the other."""
+        return (self.meta_rate * self.curvature / 2) ** 2
+
+    @property
+    def ends(self) -> list[float]:
+        """The median of the last hundred rates, or of the later half of fewer."""
+        return self.rates[-min(100, max(1, len(self.rates) // 2)) :].quantile(0.5, dim=0).tolist()  # type: ignore[no-any-return]
+
+    @property
+    def converged(self) -> list[bool]:
+        """Whether `ends` lies within 5 % of the best rate, for each start."""
+        return [abs(end - self.optimum) <= 0.05 * self.optimum for end in self.ends]
+
+    @checked(within=positive)
+    def outside(self, within: float) -> list[int]:
+        """For each start, the last update at which the rate was further than `within` from the best; −1 for none."""
+        away = ~((self.rates - self.optimum).abs() <= within)
+        return [int(column.nonzero().max()) if bool(column.any()) else -1 for column in away.T]
+
+    def rows(self) -> list[Row]:
+        columns = {"rate": self.rates, "gradient": self.gradients, "value": self.values}
+        values = {name: column.double().tolist() for name, column in columns.items()}
+        return [
+            {"update": k, "start": float(start), **{name: column[k][i] for name, column in values.items()}}
+            for i, start in enumerate(self.rates[0])
+            for k in range(len(self.rates))
+        ]
+
+    def sentence(self) -> str:
+        best = f"the best rate for {self.steps} steps, {number(self.optimum)}"
+        if len(self.ends) > 1:
+            return f"After {self.updates} updates {sum(self.converged)} of {len(self.ends)} starts are within 5 % of {best}."
+        end = self.ends[0]
+        if not math.isfinite(end):
+            return f"After {self.updates} updates the rate is no number; {best}."
+        where = f"within {100 * abs(end / self.optimum - 1):.2g} % of" if self.converged[0] else "away from"
+        return f"After {self.updates} updates the rate is {number(end)}, {where} {best}."
+
+
+# What a quadratic may be given as
+
+
+def quadratic_of(hessian: Any, w0: Any) -> Quadratic:
+    """The quadratic of a matrix, of eigenvalues or of an operator, with the start: checked, in float64."""
+    if isinstance(hessian, Tensor | np.ndarray):
+        return spectrum_of(hessian, w0)
+    op = as_operator(hessian, name="hessian")
+    _refuse_unsymmetric(op)
+    start = start_of(w0, op.shape[1], op.device)
+    image = op @ start
+    curved = float(start @ image)
+    if curved < 0:
+        raise ValueError(_NEGATIVE.format(f"w0ᵀHw0 = {curved:.3g}"))
+    if not curved > 0:
+        raise ValueError(_FLAT)
+    return Products(op, start)
+
+
+def spectrum_of(hessian: Tensor | np.ndarray, w0: Any) -> Spectrum:
+    """From a matrix, or from eigenvalues; directions without curvature or without a part of w₀ are left out."""
+    given = as_finite_tensor("hessian", hessian).detach()
+    if given.ndim == 1 and len(given) and not given.is_complex():
+        values, noise = given.double(), 0.0
+        coefficients = start_of(w0, len(values), values.device)
+    else:
+        values, vectors = torch.linalg.eigh(dense_of(given))
+        noise = len(values) * torch.finfo(torch.float64).eps * float(values.abs().max())
+        coefficients = vectors.T @ start_of(w0, len(values), values.device)
+    if float(values.min()) < -noise:
+        raise ValueError(_NEGATIVE.format(f"{float(values.min()):.3g}"))
+    seen = (values > noise) & (coefficients != 0)
+    if not bool(seen.any()):
+        raise ValueError(_FLAT)
+    return Spectrum(values[seen].cpu(), 2 * coefficients[seen].abs().log().cpu())
+
+
+def dense_of(matrix: Tensor) -> Tensor:
+    """A symmetric matrix in float64; refuses others."""
+    if matrix.ndim != 2:
+        raise ValueError(f"hessian must be a symmetric matrix, a vector of eigenvalues or an operator. Got {shown(matrix)}.")
+    op = as_operator(matrix, name="hessian")
+    _refuse_unsymmetric(op)
+    dense = op.to_dense().double()
+    return 0.5 * (dense + dense.T)
+
+
+def _refuse_unsymmetric(op: LinearOperator) -> None:
+    if op.shape[0] != op.shape[1]:
+        raise ValueError(f"hessian must be square. Got {op.shape[0]} x {op.shape[1]}.")
+    if not op.symmetric:
+        raise ValueError("hessian must be symmetric. Got one that is not; 0.5 * (A + A.T) of a matrix A is.")
+
+
+def start_of(w0: Any, n: int, device: torch.device) -> Tensor:
+    """The start (n,) in float64, beside the Hessian."""
+    start = a_finite_tensor("w0", w0) if isinstance(w0, Tensor) else as_finite_tensor("w0", w0)
+    if start.shape != (n,) or start.is_complex():
+        raise ValueError(f"w0 must be a vector of {n} real numbers, as the hessian has {n} columns. Got {shown(start)}.")
+    return start.detach().to(device=device, dtype=torch.float64)
