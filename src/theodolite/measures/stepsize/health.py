@@ -148,7 +148,8 @@ def descend_unrolled(
         steps: t, the steps of gradient descent that are unrolled for each update.
         updates: How many updates of the rate.
         meta_rate: The rate of the meta-optimizer, the same in all updates; nothing keeps the tuned rate above 0.
-        meta_optimizer: "sgd", or "rmsprop" with decay 0.9, ε = 1e-10 and no momentum.
+        meta_optimizer: "sgd", or "rmsprop" as TensorFlow 1 has it: decay 0.9, ε = 1e-10 under the root, no momentum, a mean
+            square that begins at 1.
         dtype: In which all is computed.
         divide_by_t: Descend on (1/t) log f and not on log f.
         detach_inner_grad: See `unrolled_meta_gradient`.
@@ -165,25 +166,22 @@ def descend_unrolled(
     matrix, start = (part.to(dtype) for part in _tensors(hessian, w0))
     spectrum = spectrum_of(hessian, w0)
     best = best_rate_of(spectrum, steps, 1e-13)
-    now = torch.as_tensor(rate, dtype=torch.float64).detach().reshape(-1).to(matrix.device, dtype, copy=True)
-    rule: torch.optim.Optimizer = (
-        torch.optim.SGD([now], lr=meta_rate)
-        if meta_optimizer == "sgd"
-        else torch.optim.RMSprop([now], lr=meta_rate, alpha=0.9, eps=1e-10)
-    )
-    raw = torch.full_like(now, math.nan)
+    now = torch.as_tensor(rate, dtype=torch.float64).detach().reshape(-1).to(matrix.device, dtype)
+    raw, mean_square = torch.full_like(now, math.nan), torch.ones_like(now)
     moves = torch.ones_like(now, dtype=torch.bool)
-    rates, gradients = [now.clone()], []
+    rates, gradients = [now], []
     with counting("updates of the rate", progress=progress, total=updates) as advance:
         for _ in range(updates):
             if bool(moves.any()):  # a gradient of 0 leaves a rate as it is, and so the next one is 0 again
                 raw = raw.clone()
                 raw[moves] = _unrolled(matrix, start, now[moves], steps, detach_inner_grad) / (steps if divide_by_t else 1)
                 used = torch.where(raw.isfinite(), raw, 0.0) if nonfinite_to_zero else raw
-                now.grad = used.clamp(-clip, clip)
-                rule.step()
+                used = used.clamp(-clip, clip)
+                mean_square = 0.9 * mean_square + 0.1 * used.square()
+                scale = (mean_square + 1e-10).sqrt() if meta_optimizer == "rmsprop" else 1.0
+                now = now - meta_rate * used / scale
                 moves = used != 0
-            rates.append(now.clone())
+            rates.append(now)
             gradients.append(raw)
             advance(1)
     path = torch.stack(rates).double().cpu()
