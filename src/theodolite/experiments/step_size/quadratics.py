@@ -46,7 +46,7 @@ class TunedRates(Study):
     """
 
     sizes = sizes(
-        tiny={"updates": 200, "instances": 1, "detached": ()},
+        tiny={"updates": 150, "instances": 1, "detached": ()},
         laptop={"updates": 1000, "instances": 3, "detached": (False, True)},
         paper={"updates": 1000, "instances": 10, "detached": (False, True)},
         ours=1000,
