@@ -63,7 +63,7 @@ class Range:
 RANGES: tuple[Range, ...] = (
     # Whole numbers
     Range("1, 2, 3, ...", lambda v: is_whole(v) and v >= 1,
-        "most sweeps few.count steps epochs every checkpoint_every batch_size draws max_passes matvecs max_matvecs max_iter points copies "
+        "updates most sweeps few.count steps epochs every checkpoint_every batch_size draws max_passes matvecs max_matvecs max_iter points copies "
         "batches anchors context stride max_positions chunk n_components n_init masks score_masks n m angles population "
         "patience settle spike_events.window segments pairs pool projections workers threads classes channels inputs "
         "width depth heads kv_heads hidden vocabulary dim length neurons in_degree conv1 conv2 fc1 fc2 patch residuals "
@@ -101,7 +101,7 @@ RANGES: tuple[Range, ...] = (
     Range("above 0 and finite", lambda v: is_finite(v) and v > 0,
         "suggestion critical seconds bandwidth blown_up blow_up lr rate learning_rate low high radius smoothness enough lambda_1 largest_input "
         "largest_test_input memory budget loss_target rotary_base eps floor own multiple penalty norm fv_bound.c "
-        "silencing_shift.slack finite_difference_product.step density.width scaled.std variance precision ceiling schedule oracle_risks.scale "
+        "silencing_shift.slack finite_difference_product.step density.width scaled.std variance precision ceiling schedule meta_rate RateDescent.outside.within oracle_risks.scale "
         "planted_samples.scale clip step_decay.factor"),
     Range("above 0 and at most 1000", lambda v: is_finite(v) and 0 < v <= 1000, "mlp_ratio"),
     Range("0 or more and finite", lambda v: is_finite(v) and v >= 0,
@@ -139,7 +139,8 @@ RANGES: tuple[Range, ...] = (
     Range("0 or more, also infinite and as tensors",
         lambda v: bool((entries_of(v) >= 0).all()) or (isinstance(v, float) and v == math.inf), "kl_inverse.budget"),
     Range("0 or more, also as arrays", lambda v: bool((entries_of(v) >= 0).all()),
-        "fv_bound.beta hold.distance hold.stability one_example.c one_example_step.c pure_quadratic.norm displacement.c"),
+        "fv_bound.beta hold.distance hold.stability one_example.c one_example_step.c pure_quadratic.norm displacement.c "
+        "stable_meta_gradient.rate descend_rate.rate unrolled_meta_gradient.rate descend_unrolled.rate"),
     Range("0 or more, what a float counts exactly", lambda v: bool(((entries_of(v) >= 0) & (entries_of(v) < 2**53)).all()),
         "convex_bounds.visits"),
     Range("1 or more, also as arrays", lambda v: bool((entries_of(v) >= 1).all()), "fv_bound.m"),
@@ -149,7 +150,10 @@ RANGES: tuple[Range, ...] = (
     Range("one or more of 1, 2, 3, ...", lambda v: is_list_of(lambda w: is_whole(w) and w >= 1, v),
         "sizes ms blocks patch_shape choose_dictionary.n_components choose_dictionary.sparsity image ranks cnn.widths"),
     Range("none of 1, 2, 3, ... or more", lambda v: v == [] or is_list_of(lambda w: is_whole(w) and w >= 1, v), "widths"),
-    Range("one of 1, 2, 3, ... or several", lambda v: is_whole(v) and v >= 1, "seeds trials ntk_cnn.width ntk_fcn.width"),
+    Range("one of 1, 2, 3, ... or several", lambda v: (is_whole(v) and v >= 1) or is_list_of(lambda w: is_whole(w) and w >= 1, v),
+        "seeds trials ntk_cnn.width ntk_fcn.width meta_gradient_health.steps"),
+    Range("one of 0 or more or several", lambda v: (is_finite(v) and v >= 0) or is_list_of(lambda w: is_finite(w) and w >= 0, v),
+        "meta_gradient_health.rates"),
     Range("one of 0, 1, 2, ... or several", lambda v: is_whole(v) and v >= 0, "labels bulk at order replicas"),
     Range("one of 0, 1, 2, ... or several, also as a float", lambda v: is_finite(v) and v >= 0 and float(v).is_integer(),
         "top"),

@@ -465,6 +465,9 @@ OWNERS: dict[str, Callable[[], Any]] = {
     "measures.anchors.OutputHead.restricted": head,
     "measures.dictionary.SparseCodes.dense": lambda: dictionary.pursue(numbers(4, 6), torch.eye(6).double(), 1),
     "measures.bounds.GaussianPosterior.sample": lambda: risk().posterior,
+    "measures.stepsize.RateDescent.outside": lambda: th.measures.stepsize.descend_rate(
+        symmetric(), torch.ones(4), 0.1, 5, updates=3
+    ),
     "measures.audit.InputAudit.called": lambda: th.measures.audit.audit_inputs(problem()),
     "measures.data_audit.LabelAudit.recall": lambda: th.measures.data_audit.audit_labels(classification()),
     "measures.trials.Setup.set_lr": setup,

@@ -5,9 +5,9 @@ On `f(w) = ½ wᵀHw` with eigenvalues λᵢ of H and coefficients cᵢ of w₀ 
     f(w_t) = ½ Σ cᵢ² λᵢ zᵢ^(2t),   zᵢ = 1 − ηλᵢ,
     F(η) = (1/t) log f(w_t),   F'(η) = −2 Σ pᵢ λᵢ/zᵢ,   pᵢ ∝ cᵢ² λᵢ zᵢ^(2t),   Σ pᵢ = 1.
 
-f(w_t) leaves the range of float64 after some hundred steps at a rate that is too large. The shares pᵢ and F' never do, so they are
-computed from logarithms: in closed form where the eigenvalues are at hand, and by products with H where they are not. The loss
-itself is kept as its logarithm. A quadratic whose minimum is not at 0 is one in w − w*.
+f(w_t) leaves the range of float64 after some hundred steps at a rate that is too large. The shares pᵢ and F' never do, so they
+are computed from logarithms: in closed form where the eigenvalues are at hand, and by products with H where they are not. The
+loss itself is kept as its logarithm. A quadratic whose minimum is not at 0 is one in w − w*.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from theodolite.arguments import also_called, checked, count, fraction, one_of, 
 from theodolite.operators import LinearOperator, as_operator
 from theodolite.problem.arguments import a_finite_tensor, as_finite_tensor, numbers_in
 from theodolite.progress import Advance, counting
-from theodolite.results import Cost, Outcome, Result, Row, number
+from theodolite.results import Cost, Result, Row, number
+from theodolite.text import plural
 
 Array = NDArray[np.float64]
 Objective = Literal["log_last", "last"]
@@ -38,18 +39,17 @@ SMALLEST = 1e-17
 LARGEST = 1e307
 #: Rates that the search for the best one looks at in one round, in closed form and with products.
 POINTS, FEWER_POINTS = 64, 16
-#: Relative error of f that cancellation may cause with products before the result says so.
-CANCELLED = 1e-3
+#: Relative error of f that rounding may cause with products before it is refused.
+ROUNDED = 0.05
 
 
 class Slopes(NamedTuple):
-    """log f(w_t), F' and F'' at each rate: (R,) each. `products` were needed; `exact` is False where f is mostly rounding."""
+    """log f(w_t), F' and F'' at each rate: (R,) each, and the products that were made for them."""
 
     log_loss: Tensor
     slope: Tensor
     curvature: Tensor | None
     products: int = 0
-    exact: bool = True
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,6 +131,7 @@ class Products:
         logs = length.log() - steps * scale.log()
         size, step = torch.ones_like(scale), scale * rates
         before = image = self._times(w)
+        curved = image.norm(dim=0)
         for _ in range(steps):
             before = image
             w = scale * w - step * before
@@ -140,20 +141,24 @@ class Products:
             image = self._times(w)
             if advance is not None:
                 advance(len(rates))
-        return self._slopes(w, image, before * (scale / size), logs, steps)
-
-    def _slopes(self, w: Tensor, image: Tensor, before: Tensor, logs: Tensor, steps: int) -> Slopes:
-        """From w_t, Hw_t and Hw_{t−1} (n, R), all divided by exp(logs)."""
         twice = (w * image).sum(0)  # 2f
-        size = w.norm(dim=0) * image.norm(dim=0)
-        noise = torch.finfo(self.op.dtype).eps * size
-        if bool((twice < -100 * noise).any()):
-            raise ValueError(_NEGATIVE.format(f"wᵀHw = {float(twice.min() / w.square().sum(0).max()):.3g} at some w"))
-        gone = twice <= 0
-        slope = (-2 * (image * before).sum(0) / twice).masked_fill(gone, 0.0)
+        self._refuse_rounded(w, twice, torch.maximum(curved, image.norm(dim=0)), rates, steps)
+        slope = (-2 * (image * before).sum(0) * (scale / size) / twice).masked_fill(twice <= 0, 0.0)
         log_loss = (twice.clamp(min=0) / 2).log() + 2 * logs
-        exact = bool((noise <= CANCELLED * twice)[~gone].all())
-        return Slopes(log_loss.cpu(), slope.cpu(), None, (steps + 1) * w.shape[1], exact)
+        return Slopes(log_loss.cpu(), slope.cpu(), None, (steps + 1) * len(rates))
+
+    def _refuse_rounded(self, w: Tensor, twice: Tensor, curved: Tensor, rates: Tensor, steps: int) -> None:
+        """Where ⟨w, Hw⟩ of directions w is below 0, or not known from the rounding of Hw (of size `curved`), there is no loss."""
+        noise = torch.finfo(self.op.dtype).eps * curved
+        if bool((twice < -100 * noise).any()):
+            raise ValueError(_NEGATIVE.format(f"wᵀHw = {float(twice.min()):.3g} for some w of length 1"))
+        lost = (noise > ROUNDED * twice) & (w != 0).any(0)
+        if bool(lost.any()):
+            raise ValueError(
+                f"w0 must have no large part along which the loss is flat: after {plural(steps, 'step')} at rate "
+                f"{float(rates[lost][0]):.4g} the loss is lost in the rounding of its products. Leave that part out, use a "
+                "float64 model, or give the matrix itself."
+            )
 
     def _times(self, x: Tensor) -> Tensor:
         return self.op @ x
@@ -198,10 +203,10 @@ def stable_meta_gradient(
 
     Args:
         hessian: A symmetric matrix without negative eigenvalues, or its eigenvalues (a vector): closed form, in float64. Or any
-            `LinearOperator` (such as `theodolite.gauss_newton(problem)`), SciPy or curvlinops operator: t + 1 products for each rate,
-            all rates in one block.
-        w0: The start (n,), measured from the minimum; with eigenvalues, its coefficients in the eigenvectors. With products it should
-            have no large part in directions without curvature, in whose rounding a small loss is lost: `outcome` says when it is.
+            `LinearOperator` (such as `theodolite.gauss_newton(problem)`), SciPy or curvlinops operator: t + 1 products for each
+            rate, all rates in one block.
+        w0: The start (n,), measured from the minimum; with eigenvalues, its coefficients in the eigenvectors. With products, a
+            large part in directions without curvature is refused once a small loss is lost in its rounding.
         rate: (or `lr`) One learning rate or a tensor of them, 0 or more.
         steps: t, at least 1.
         objective: "log_last" is (1/t) log f(w_t), with the factor 1/t; "last" is f(w_t) itself, which may leave the range of
@@ -238,7 +243,6 @@ def stable_meta_gradient(
         steps=steps,
         objective=objective,
         products=found.products,
-        outcome=Outcome.CONVERGED if found.exact else Outcome.PRECISION,
         cost=Cost(seconds=time.perf_counter() - began, route=quadratic.route),
     )
 
@@ -248,9 +252,9 @@ class StableMetaGradient(Result):
     """How the loss after `steps` steps depends on the learning rate; every tensor has the shape of `rate`.
 
     `value`, `gradient` and `second` (None where only products were made) are the `objective` and its derivatives in the rate.
-    `log_value`, `log_gradient` and `sign` are the natural logarithms of f(w_t) and |df(w_t)/dη| and the sign of the latter, whatever
-    the objective: they stay finite where the loss itself does not. With one eigenvalue λ and η = 1/λ the loss would be 0 and its
-    logarithm have a pole: |1 − ηλ| counts as 1e-17 there. `products` counts columns multiplied by the Hessian.
+    `log_value`, `log_gradient` and `sign` are the natural logarithms of f(w_t) and |df(w_t)/dη| and the sign of the latter,
+    whatever the objective: they stay finite where the loss itself does not. With one eigenvalue λ and η = 1/λ the loss would be 0
+    and its logarithm have a pole: |1 − ηλ| counts as 1e-17 there. `products` counts columns multiplied by the Hessian.
     """
 
     rate: Tensor
@@ -270,7 +274,15 @@ class StableMetaGradient(Result):
         return self.log_value / math.log(10)
 
     def rows(self) -> list[Row]:
-        names = ["rate", "value", "gradient", "log_value", "log_gradient", "sign", *(["second"] if self.second is not None else [])]
+        names = [
+            "rate",
+            "value",
+            "gradient",
+            "log_value",
+            "log_gradient",
+            "sign",
+            *(["second"] if self.second is not None else []),
+        ]
         columns = [getattr(self, name).reshape(-1).tolist() for name in names]
         return [{**dict(zip(names, values, strict=True)), "steps": self.steps} for values in zip(*columns, strict=True)]
 
@@ -279,10 +291,11 @@ class StableMetaGradient(Result):
         if self.rate.numel() == 1:
             way = {1: "rises", -1: "falls", 0: "stands still"}[int(self.sign)]
             slope = f": d/dη {what} = {number(float(self.gradient))}" if math.isfinite(float(self.gradient)) else ""
-            return f"After {self.steps} steps at rate {float(self.rate):.4g} the loss is {_power(self.log10_loss)}; it {way} with the rate{slope}."
+            where = f"After {plural(self.steps, 'step')} at rate {float(self.rate):.4g} the loss is {_power(self.log10_loss)}"
+            return f"{where}; it {way} with the rate{slope}."
         best = int(self.log_value.reshape(-1).argmin())
         rate, loss = float(self.rate.reshape(-1)[best]), _power(self.log10_loss.reshape(-1)[best])
-        return f"Of {self.rate.numel()} rates, {rate:.4g} has the smallest loss after {self.steps} steps, {loss}."
+        return f"Of {self.rate.numel()} rates, {rate:.4g} has the smallest loss after {plural(self.steps, 'step')}, {loss}."
 
 
 def _power(log10: Tensor) -> str:
@@ -300,8 +313,8 @@ def optimal_rate(hessian: Any, w0: Any, steps: int, *, tol: float = 1e-13, progr
     """The learning rate with the smallest `f(w_t)` of `f = ½ wᵀHw` after t steps from w₀.
 
     F' is negative below it, positive above it, and changes sign once, between 1/λ_max and 1/λ_min; that interval is divided
-    until it is narrower than `tol` times the rate. `hessian` and `w0` are those of `stable_meta_gradient`; with products, t + 1 of
-    them are made for each of about a hundred rates.
+    until it is narrower than `tol` times the rate. `hessian` and `w0` are those of `stable_meta_gradient`; with products, t + 1
+    of them are made for each of about a hundred rates.
 
     >>> round(optimal_rate(torch.tensor([3.0, 1.0]), torch.tensor([1.0, 1.0]), 1_000_000).value, 6)      # → 2/(3 + 1)
     0.5
@@ -342,7 +355,7 @@ class OptimalRate(Result):
 
     def sentence(self) -> str:
         later = "" if self.limit is None else f"; for very long runs it is {number(self.limit)}"
-        return f"The best learning rate for {self.steps} steps is {number(self.value)}{later}."
+        return f"The best learning rate for {plural(self.steps, 'step')} is {number(self.value)}{later}."
 
 
 class Best(NamedTuple):
@@ -452,8 +465,8 @@ def descend_rate(
 class RateDescent(Result):
     """A learning rate as it was tuned: `rates`, `gradients` and `values` are (updates + 1, starts), at the start first.
 
-    `gradients` are those used at each rate, of (1/t) log f(w_t) or as `method` says; `values` are (1/t) log f(w_t). `optimum` is the
-    best rate and `curvature` the second derivative of (1/t) log f(w_t) there.
+    `gradients` are those used at each rate, of (1/t) log f(w_t) or as `method` says; `values` are (1/t) log f(w_t). `optimum` is
+    the best rate and `curvature` the second derivative of (1/t) log f(w_t) there.
     """
 
     rates: Tensor
@@ -501,14 +514,15 @@ class RateDescent(Result):
         ]
 
     def sentence(self) -> str:
-        best = f"the best rate for {self.steps} steps, {number(self.optimum)}"
+        best = f"the best rate for {plural(self.steps, 'step')}, {number(self.optimum)}"
         if len(self.ends) > 1:
-            return f"After {self.updates} updates {sum(self.converged)} of {len(self.ends)} starts are within 5 % of {best}."
+            share = f"{sum(self.converged)} of {len(self.ends)} starts are"
+            return f"After {plural(self.updates, 'update')} {share} within 5 % of {best}."
         end = self.ends[0]
         if not math.isfinite(end):
-            return f"After {self.updates} updates the rate is no number; {best}."
+            return f"After {plural(self.updates, 'update')} the rate is no number; {best}."
         where = f"within {100 * abs(end / self.optimum - 1):.2g} % of" if self.converged[0] else "away from"
-        return f"After {self.updates} updates the rate is {number(end)}, {where} {best}."
+        return f"After {plural(self.updates, 'update')} the rate is {number(end)}, {where} {best}."
 
 
 # What a quadratic may be given as
@@ -532,7 +546,7 @@ def quadratic_of(hessian: Any, w0: Any) -> Quadratic:
 
 def spectrum_of(hessian: Tensor | np.ndarray, w0: Any) -> Spectrum:
     """From a matrix, or from eigenvalues; directions without curvature or without a part of w₀ are left out."""
-    given = as_finite_tensor("hessian", hessian).detach()
+    given = matrix_or_vector(hessian)
     if given.ndim == 1 and len(given) and not given.is_complex():
         values, noise = given.double(), 0.0
         coefficients = start_of(w0, len(values), values.device)
@@ -546,6 +560,12 @@ def spectrum_of(hessian: Tensor | np.ndarray, w0: Any) -> Spectrum:
     if not bool(seen.any()):
         raise ValueError(_FLAT)
     return Spectrum(values[seen].cpu().numpy(), 2 * coefficients[seen].abs().log().cpu().numpy())
+
+
+def matrix_or_vector(hessian: Tensor | np.ndarray) -> Tensor:
+    """A tensor of finite numbers that is not sparse."""
+    sparse = isinstance(hessian, Tensor) and hessian.layout != torch.strided
+    return as_finite_tensor("hessian", hessian.to_dense() if sparse else hessian).detach()
 
 
 def dense_of(matrix: Tensor) -> Tensor:
