@@ -97,7 +97,7 @@ first_quadratic, others = ends(seed=0), ends(seed=lambda seed: seed != 0)
 
 def away(row: Row) -> float:
     """How far the last hundred rates are from the best, as a share of it: their median."""
-    return abs(row["end"] / row["optimum"] - 1)
+    return float(abs(row["end"] / row["optimum"] - 1))
 
 
 def word(row: Row) -> str:
@@ -128,7 +128,7 @@ def as_printed(found: list[Row]) -> float:
 def table_claims(**cells: Any) -> dict[str, Claim]:
     """What both tables state of the stable meta-gradient and of RMSProp."""
     ours, rmsprop = first_quadratic(how="ours", **cells), first_quadratic(how="rmsprop", **cells)
-    stuck, free = (rmsprop.where(lambda row, answer=answer: word(row) == answer) for answer in ("no", "yes"))
+    stuck, free = rmsprop.where(lambda row: word(row) == "no"), rmsprop.where(lambda row: word(row) == "yes")
     no_issues = paper("no numerical issues", "appendix F.2")
     return {
         "the stable meta-gradient converges": equal(ALL, words("ours", **cells), says=ALL),
@@ -224,7 +224,8 @@ class Table1(Figure):
     """Whether tuning the step size converges, for several horizons.
 
     First rate 0.1. Autograd works in single precision and unrolls; with RMSProp it converges while loss and weights stay within
-    its range, with gradient descent hardly ever: log f without the factor 1/t has gradients of hundreds, which throw the rate away.
+    its range, with gradient descent hardly ever: log f without the factor 1/t has gradients of hundreds, which throw the rate
+    away.
     The paper and the thesis disagree about gradient descent at the horizon 10.
     """
 

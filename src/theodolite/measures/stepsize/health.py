@@ -300,9 +300,9 @@ class MetaGradientHealth(Result):
     """What autograd made of the meta-gradient, a row for each dtype, horizon and rate.
 
     `health` is "ok" (right within 1 %), "zero" (exactly 0, where the true one is not), "inf", "nan" or "wrong"; `error` is
-    relative to the `exact` one. `range` says what the size of the loss f(w_t) foretells: "loss overflows" gives 0 (1/∞), "loss and
-    weights overflow" and "loss underflows" give NaN, the last one not at once: numbers below the smallest normal one first lose digits. A
-    dense matrix mixes the signs of what overflows and may give NaN for 0.
+    relative to the `exact` one. `range` says what the size of the loss f(w_t) foretells: "loss overflows" gives 0 (1/∞), "loss
+    and weights overflow" and "loss underflows" give NaN, the last one not at once: numbers below the smallest normal one first
+    lose digits. A dense matrix mixes the signs of what overflows and may give NaN for 0.
     """
 
     table: tuple[Row, ...]
@@ -320,7 +320,7 @@ class MetaGradientHealth(Result):
     @property
     def foretold(self) -> float:
         """The share of the cases in which the size of the loss alone says whether the gradient is right."""
-        agree = [(row["health"] == OK) == (row["range"] == INSIDE) for row in self.table]
+        agree = [bool((row["health"] == OK) == (row["range"] == INSIDE)) for row in self.table]
         return sum(agree) / len(agree)
 
     def rows(self) -> list[Row]:

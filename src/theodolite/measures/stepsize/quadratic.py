@@ -85,7 +85,7 @@ class Spectrum:
     def _factors(self, rates: Tensor) -> Array:
         """z = 1 − ηλ, (R, n); never 0."""
         known = np.minimum(rates.numpy(), LARGEST / self.values.max())
-        z = 1 - known[:, None] * self.values
+        z: Array = 1 - known[:, None] * self.values
         z[z == 0] = SMALLEST
         return z
 
@@ -226,25 +226,36 @@ def stable_meta_gradient(
     total = steps * rates.numel() if isinstance(quadratic, Products) else 1
     with counting("steps of gradient descent", progress=progress, total=total) as advance:
         found = quadratic.at(rates.reshape(-1), steps, advance)
-    log_gradient = found.log_loss + found.slope.abs().log() + math.log(steps)  # f' = f · t · F'
-    sign = found.slope.sign()
-    if objective == "last":
-        value, gradient = found.log_loss.exp(), sign * log_gradient.exp()
-        # f'' = f · ((t F')² + t F'')
-        bent = None if found.curvature is None else (steps * found.slope).square() + steps * found.curvature
-        second = None if bent is None else bent.sign() * torch.exp(found.log_loss + bent.abs().log())
-    else:
-        value, gradient, second = found.log_loss / steps, found.slope, found.curvature
-    parts = {"value": value, "gradient": gradient, "log_value": found.log_loss, "log_gradient": log_gradient, "sign": sign}
+    value, gradient, second = (
+        _last(found, steps) if objective == "last" else (found.log_loss / steps, found.slope, found.curvature)
+    )
     return StableMetaGradient(
         rate=rates,
-        **{name: part.reshape(rates.shape) for name, part in parts.items()},
+        value=value.reshape(rates.shape),
+        gradient=gradient.reshape(rates.shape),
         second=None if second is None else second.reshape(rates.shape),
+        log_value=found.log_loss.reshape(rates.shape),
+        log_gradient=_log_gradient(found, steps).reshape(rates.shape),
+        sign=found.slope.sign().reshape(rates.shape),
         steps=steps,
         objective=objective,
         products=found.products,
         cost=Cost(seconds=time.perf_counter() - began, route=quadratic.route),
     )
+
+
+def _log_gradient(found: Slopes, steps: int) -> Tensor:
+    """log |df(w_t)/dη|, from f' = f · t F'."""
+    return found.log_loss + found.slope.abs().log() + math.log(steps)
+
+
+def _last(found: Slopes, steps: int) -> tuple[Tensor, Tensor, Tensor | None]:
+    """f(w_t) and its derivatives: f'' = f · ((t F')² + t F'')."""
+    gradient = found.slope.sign() * _log_gradient(found, steps).exp()
+    if found.curvature is None:
+        return found.log_loss.exp(), gradient, None
+    bent = (steps * found.slope).square() + steps * found.curvature
+    return found.log_loss.exp(), gradient, bent.sign() * torch.exp(found.log_loss + bent.abs().log())
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -491,7 +502,7 @@ class RateDescent(Result):
     @property
     def ends(self) -> list[float]:
         """The median of the last hundred rates, or of the later half of fewer."""
-        return self.rates[-min(100, max(1, len(self.rates) // 2)) :].quantile(0.5, dim=0).tolist()  # type: ignore[no-any-return]
+        return self.rates[-min(100, max(1, len(self.rates) // 2)) :].quantile(0.5, dim=0).tolist()
 
     @property
     def converged(self) -> list[bool]:
@@ -564,8 +575,9 @@ def spectrum_of(hessian: Tensor | np.ndarray, w0: Any) -> Spectrum:
 
 def matrix_or_vector(hessian: Tensor | np.ndarray) -> Tensor:
     """A tensor of finite numbers that is not sparse."""
-    sparse = isinstance(hessian, Tensor) and hessian.layout != torch.strided
-    return as_finite_tensor("hessian", hessian.to_dense() if sparse else hessian).detach()
+    if isinstance(hessian, Tensor) and hessian.layout != torch.strided:
+        hessian = hessian.to_dense()
+    return as_finite_tensor("hessian", hessian).detach()
 
 
 def dense_of(matrix: Tensor) -> Tensor:
