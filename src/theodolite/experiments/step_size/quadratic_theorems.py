@@ -15,7 +15,7 @@ from torch import Tensor
 
 from theodolite.experiments import Figure, at_least, at_most, equal, measured, rows, sizes, within
 from theodolite.experiments.claims import Claim
-from theodolite.experiments.lab.panels import curves, draw_panels
+from theodolite.experiments.lab.panels import curves, draw_panels, scatter
 from theodolite.experiments.query import Column, Value, select
 from theodolite.experiments.step_size import paper
 from theodolite.experiments.step_size.quadratics import quadratic
@@ -69,6 +69,15 @@ def _exponents(job: Mapping[str, Any]) -> Iterator[Row]:
         factor = 2 * math.log(float((1 - rate * values).abs().max()))
         bend = np.abs(losses - at - inverse * t).max() / np.ptp(losses)
         yield {"ratio": ratio, "factor": factor, "slope": float(slope), "inverse": float(inverse), "bend": float(bend)}
+
+
+def _shape(job: Mapping[str, Any]) -> Iterator[Row]:
+    """F' over the rate, for the drawing."""
+    rates = torch.linspace(0.05, 1.2, 120, dtype=torch.float64)
+    for steps in (1, 2, 5, 80):
+        slopes = stable_meta_gradient(*EVEN, rates, steps).gradient
+        for rate, slope in zip(rates.tolist(), slopes.tolist(), strict=True):
+            yield {"steps": steps, "rate": rate, "slope": slope}
 
 
 def _one_sign_change(job: Mapping[str, Any]) -> Iterator[Row]:
@@ -179,6 +188,7 @@ def _constants(job: Mapping[str, Any]) -> Iterator[Row]:
 PARTS: Mapping[str, Callable[[Mapping[str, Any]], Iterator[Row]]] = {
     "last iterate": _last_iterate,
     "exponents": _exponents,
+    "shape": _shape,
     "one sign change": _one_sign_change,
     "bounds": _bounds,
     "convergence": _convergence,
@@ -212,7 +222,7 @@ def jobs(p: Any) -> Iterator[dict[str, Any]]:
     """One for each quadratic or setting."""
     yield from grid(p, part=["last iterate", "bounds"], seed=range(p.quadratics))
     yield from grid(p, "points", part=["one sign change"], seed=range(p.quadratics))
-    yield from grid(p, part=["exponents", "autograd"], seed=[0])
+    yield from grid(p, part=["exponents", "shape", "autograd"], seed=[0])
     for steps, updates in p.descents:
         yield {"part": "convergence", "steps": steps, "updates": updates, "seed": 0}
     yield from grid(p, part=["well conditioned"], seed=range(p.seeds))
@@ -326,23 +336,13 @@ CLAIMS: dict[str, Claim] = {
 
 
 def draw(rows: list[Row]) -> Any:
-    """F' around its root at several horizons, and the share of cells that single precision gets right by the size of the loss."""
-    even, c = EVEN
-    grid_of_rates = torch.linspace(0.05, 1.2, 200, dtype=torch.float64)
-    lines = [
-        {"rate": rate, "slope": slope, "t": steps}
-        for steps in (1, 2, 5, 80)
-        for rate, slope in zip(
-            grid_of_rates.tolist(), stable_meta_gradient(even, c, grid_of_rates, steps).gradient.tolist(), strict=True
-        )
-    ]
+    """F' around its root at several horizons, and what single precision makes of it by the size of the loss."""
+    lines = [{**row, "t": row["steps"]} for row in select(rows, part="shape")]
     cells = [row for row in select(rows, part="autograd", form="eigenvectors") if row["dtype"] == "float32"]
-    shown = [{**row, "error": min(1.0, max(row["error"], 1e-9)) if row["error"] == row["error"] else 1.0} for row in cells]
+    sizes = {"xlabel": "steps of gradient descent t", "ylabel": "log₁₀ f(w_t)", "by": "health"}
     return draw_panels(
         curves(lines, "rate", "slope", by="t", markers=False, xlabel="learning rate η", ylabel="F′(η)").line(y=0.0),
-        curves(shown, "log10_loss", "error", log="y", xlabel="log₁₀ f(w_t)", ylabel="relative error in float32").line(
-            x=38.5, label="10^38"
-        ),
+        scatter(cells, "steps", "log10_loss", **sizes).line(y=38.5, label="largest number of float32"),
         size=(4.4, 3.4),
     )
 

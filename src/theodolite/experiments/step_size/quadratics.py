@@ -77,7 +77,7 @@ class TunedRates(Study):
                 "settles": found.settles,
             }
             for k, rate in enumerate(path):
-                if job["seed"] == 0 and (k <= 20 or k % 5 == 0):
+                if job["seed"] == 0 and (k <= 300 or k % 5 == 0):
                     yield {"kind": "path", **shared, "start": start, "update": k, "rate": rate}
 
 
