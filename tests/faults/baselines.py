@@ -261,7 +261,7 @@ BASELINES: dict[str, Callable[[], Arguments]] = {
         "dtype": torch.float32},
     "measures.stepsize.descend_unrolled": lambda: {"hessian": symmetric(), "w0": torch.ones(4), "rate": 0.1, "steps": 5,
         "updates": 3, "meta_rate": 0.001, "meta_optimizer": "rmsprop", "dtype": torch.float32, "clip": 100.0},
-    "measures.stepsize.meta_gradient_health": lambda: {"hessian": symmetric(), "w0": torch.ones(4), "rates": [0.1, 1.0],
+    "meta_gradient_health": lambda: {"hessian": symmetric(), "w0": torch.ones(4), "rates": [0.1, 1.0],
         "steps": [5, 50], "dtype": torch.float32},
     "operators.DenseOperator": lambda: {"matrix": symmetric(), "symmetric": True},
     "operators.DiagonalOperator": lambda: {"diagonal": torch.ones(3)},

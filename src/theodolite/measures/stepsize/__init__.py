@@ -5,11 +5,11 @@ from theodolite.measures.stepsize.health import MetaGradientHealth as MetaGradie
 from theodolite.measures.stepsize.health import descend_unrolled as descend_unrolled
 from theodolite.measures.stepsize.health import meta_gradient_health as meta_gradient_health
 from theodolite.measures.stepsize.health import unrolled_meta_gradient as unrolled_meta_gradient
-from theodolite.measures.stepsize.quadratic import OptimalRate as OptimalRate
-from theodolite.measures.stepsize.quadratic import RateDescent as RateDescent
 from theodolite.measures.stepsize.quadratic import StableMetaGradient as StableMetaGradient
-from theodolite.measures.stepsize.quadratic import descend_rate as descend_rate
-from theodolite.measures.stepsize.quadratic import optimal_rate as optimal_rate
 from theodolite.measures.stepsize.quadratic import stable_meta_gradient as stable_meta_gradient
+from theodolite.measures.stepsize.quadratic_descent import OptimalRate as OptimalRate
+from theodolite.measures.stepsize.quadratic_descent import RateDescent as RateDescent
+from theodolite.measures.stepsize.quadratic_descent import descend_rate as descend_rate
+from theodolite.measures.stepsize.quadratic_descent import optimal_rate as optimal_rate
 
 __all__ = sorted(imported(__file__))

@@ -20,15 +20,8 @@ from torch import Tensor
 
 from theodolite.arguments import also_called, checked, count, nonnegative, one_of, one_or_each, positive, shown
 from theodolite.interrupts import unbroken
-from theodolite.measures.stepsize.quadratic import (
-    RateDescent,
-    Spectrum,
-    best_rate_of,
-    dense_of,
-    matrix_or_vector,
-    spectrum_of,
-    start_of,
-)
+from theodolite.measures.stepsize.quadratic import Spectrum, dense_of, matrix_or_vector, spectrum_of, start_of
+from theodolite.measures.stepsize.quadratic_descent import RateDescent, best_rate_of
 from theodolite.problem.arguments import numbers_in
 from theodolite.progress import counting
 from theodolite.results import Cost, Outcome, Result, Row
