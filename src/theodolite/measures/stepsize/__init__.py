@@ -1,5 +1,17 @@
 """Which learning rate for this training? Meta-gradients, how far they can be trusted, and the choice itself."""
 
 from theodolite._names import imported
+from theodolite.measures.stepsize.least_squares import LeastSquaresCurves as LeastSquaresCurves
+from theodolite.measures.stepsize.least_squares import LeastSquaresScores as LeastSquaresScores
+from theodolite.measures.stepsize.least_squares import LeastSquaresTasks as LeastSquaresTasks
+from theodolite.measures.stepsize.least_squares import PopulationRisk as PopulationRisk
+from theodolite.measures.stepsize.least_squares import draw_tasks as draw_tasks
+from theodolite.measures.stepsize.least_squares import interpolation_error as interpolation_error
+from theodolite.measures.stepsize.least_squares import least_squares_curves as least_squares_curves
+from theodolite.measures.stepsize.least_squares import least_squares_scores as least_squares_scores
+from theodolite.measures.stepsize.least_squares import population_rates as population_rates
+from theodolite.measures.stepsize.least_squares import population_risk as population_risk
+from theodolite.measures.stepsize.sgd_moments import SGDRisk as SGDRisk
+from theodolite.measures.stepsize.sgd_moments import sgd_risk as sgd_risk
 
 __all__ = sorted(imported(__file__))
