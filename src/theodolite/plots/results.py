@@ -159,6 +159,15 @@ def rates_swept(result: Any) -> Axes:
     return range_test(result.rows(), **marks, window=(edge.window or None) if known else None)
 
 
+def objectives_over_rates(result: Any) -> Axes:
+    """The mean loss over step sizes by training samples and by held-out ones, for each noise."""
+    names = {"train": "training samples", "valid": "held-out samples"}
+    several = len(result.sigmas) > 1
+    lines = [{**row, "of": names[row["split"]] + f", σ = {row['sigma']:g}" * several} for row in result.rows()]
+    look = {"xlabel": "step size", "ylabel": "mean loss", "title": "Two ways to choose a step size"}
+    return curves(lines, "rate", "objective", by="of", log="xy", error="stderr", labels="legend", **look)  # type: ignore[arg-type]
+
+
 _DRAWINGS: dict[str, Callable[[Any], Drawing]] = {
     "alignment": gradient_share,
     "anchor-probe": plot_anchor_probe,
@@ -179,6 +188,7 @@ _DRAWINGS: dict[str, Callable[[Any], Drawing]] = {
     "kernel-drift": drift_by_distance,
     "label-audit": class_counts,
     "learning-progress": short_training,
+    "least-squares-curves": objectives_over_rates,
     "linear-path": lambda result: linear_path_panels(result.rows()),
     "monitor-report": plot_monitor,
     "range-test": rates_swept,

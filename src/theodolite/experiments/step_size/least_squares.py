@@ -82,7 +82,7 @@ class RandomTasks(Study):
             yield from self._tests(job, sigma, best, shared, found.train_samples)
 
     def _tests(self, job: Mapping[str, Any], sigma: float, best: Mapping[str, float], shared: Row, part: int) -> Iterator[Row]:
-        """Errors on new tasks, trained with all samples; at the validated rate also with those that trained when it was chosen."""
+        """Errors on new tasks, trained with all samples; at the validated rate also with as many as when it was chosen."""
         given: dict[str, Any] = {"sigma": sigma, "steps": job["steps"], "tasks": job["tests"], "seed": job["seed"] + 1}
         for trained_on, n, names in (("all", job["samples"], list(best)), ("part", part, ["valid"])):
             scores = least_squares_scores(job["dim"], n, [best[name] for name in names], **given)

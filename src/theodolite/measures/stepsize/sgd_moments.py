@@ -156,11 +156,8 @@ def _exact(eigen: EigenTasks, rates: Tensor, steps: Tensor, sigma: float, *, ave
     second = _evolved(eigen, rates, steps, _packed(start), _packed(marks))  # (m, 2, E, T): tr S and tr HS
     mean_path = ((1 - rates[:, None, None] * lam[:, None, None]) ** steps[:, None]).clamp(-_HUGE, _HUGE)  # (m, E, T, r)
     overlap = (mean_path @ (variance if averaged else fit * noise)[:, None, :, None])[..., 0]
-    apart, outside = (
-        (variance.sum(1), torch.full((m,), 1 - r / dim, dtype=lam.dtype))
-        if averaged
-        else (noise.square().sum(1), eigen.beyond)
-    )  # fmt: skip
+    apart = variance.sum(1) if averaged else noise.square().sum(1)
+    outside = torch.full((m,), 1 - r / dim, dtype=lam.dtype) if averaged else eigen.beyond
     error = second[:, 0] - 2 * overlap + (apart + outside)[:, None, None]
     return torch.stack([second[:, 0], 0.5 * second[:, 1], error])
 
