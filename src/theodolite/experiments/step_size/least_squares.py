@@ -6,15 +6,15 @@ import math
 import statistics
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from theodolite.experiments import Figure, at_least, at_most, equal, measured, rows, sizes, within
 from theodolite.experiments.claims import Reported
 from theodolite.experiments.lab.panels import curves, draw_panels
-from theodolite.experiments.query import Column, Query, Value, select, split
-from theodolite.experiments.study import Study, grid
+from theodolite.experiments.query import Query, Value, select, split
+from theodolite.experiments.study import Study
 from theodolite.measures.stepsize import least_squares_curves, least_squares_scores, population_risk
 from theodolite.measures.stepsize.least_squares import RATES, diagonalise, draw_tasks
 from theodolite.results import Row
@@ -76,7 +76,7 @@ class RandomTasks(Study):
             }
             for name, rate in best.items():
                 risk = population_risk(spectra[samples], [rate], steps, dim=dim, samples=samples, sigma=sigma)
-                formula = {"train": float(risk.train_rmse().mean()), "test": float(risk.test_rmse(sigma).mean())}
+                formula = {"train": float(risk.train_rmse.mean()), "test": float(risk.test_rmse.mean())}
                 chosen = {"rate": rate, "rate_formula": predicted[name], **{f"{of}_formula": v for of, v in formula.items()}}
                 yield {**shared, "kind": "best", "sigma": sigma, "split": name, **chosen}
             yield from self._tests(job, sigma, best, shared, found.train_samples)
@@ -361,194 +361,3 @@ class Figure4(Figure):
 
 def _neighbours(values: list[float]) -> list[tuple[float, float]]:
     return list(pairwise(values))
-
-
-# The logarithm of the loss as objective
-
-
-def log_objective(fit: Fitted, rates: torch.Tensor, steps: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """`(1/t) log` of the mean loss at w_t and its derivative in the rate, both (E,), in a form that never overflows.
-
-    With s = max(1, max |1 − ηλ|) residuals and their derivatives are divided by sᵗ, which the logarithm gives back; tasks are
-    weighted by their share of the sum of losses.
-    """
-    z = 1 - rates[:, None] * fit.eigenvalues[:, None]  # (m, E, r)
-    s = z.abs().amax(-1, keepdim=True).clamp(min=1)
-    q = z / s
-    residual = fit.rest[:, None] * s**-steps + (fit.weights[:, None] * q**steps) @ fit.samples.mT  # (m, E, n)
-    slope = -steps / s * ((fit.weights * fit.eigenvalues)[:, None] * q ** (steps - 1)) @ fit.samples.mT
-    squares = residual.square().mean(-1)
-    values = 2 * steps * s[..., 0].log() + (0.5 * squares).log()
-    slopes = 2 * (residual * slope).mean(-1) / squares
-    share = values.softmax(0)
-    return (values.logsumexp(0) - math.log(len(values))) / steps, (share * slopes).sum(0) / steps
-
-
-def last_objective(fit: Fitted, rates: torch.Tensor, steps: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The mean loss at the last step and its derivative, which explode and vanish with the number of steps."""
-    z = 1 - rates[:, None] * fit.eigenvalues[:, None]
-    residual = fit.rest[:, None] + (fit.weights[:, None] * z**steps) @ fit.samples.mT
-    slope = -steps * ((fit.weights * fit.eigenvalues)[:, None] * z ** (steps - 1)) @ fit.samples.mT
-    return 0.5 * residual.square().mean(-1).mean(0), (residual * slope).mean(-1).mean(0)
-
-
-OBJECTIVES = {"log": log_objective, "last": last_objective}
-
-
-class Fitted(NamedTuple):
-    """Tasks as the objectives see them: the residuals of samples that judge are `rest + samples (weights (1 − ηλ)ᵗ)`."""
-
-    eigenvalues: torch.Tensor  # (m, r)
-    weights: torch.Tensor  # (m, r), those that fit the training samples
-    samples: torch.Tensor  # (m, n, r), −1 times the samples that judge, along the eigenvectors
-    rest: torch.Tensor  # (m, n), what such weights leave of their targets
-
-
-def fitted(dim: int, samples: int, tasks: int, sigma: float, judged_by: str, seed: int) -> Fitted:
-    """Random tasks, trained with all samples and judged by them, or with half of them and judged by the others."""
-    drawn = draw_tasks(dim, samples, tasks, seed=seed)
-    half = samples // 2
-    training = drawn if judged_by == "train" else drawn.part(slice(half))
-    judging = drawn if judged_by == "train" else drawn.part(slice(half, None))
-    eigen = diagonalise(training)
-    weights = eigen.fit(torch.tensor([sigma], dtype=torch.float64))[:, 0]
-    targets = (judging.x @ judging.true[..., None])[..., 0] + sigma * judging.noise
-    along = eigen.weights(torch.eye(weights.shape[1], dtype=torch.float64).expand(tasks, -1, -1))  # (m, r, d): the eigenvectors
-    seen = judging.x @ along.mT
-    return Fitted(eigen.eigenvalues, weights, -seen, (seen @ weights[..., None])[..., 0] - targets)
-
-
-def descend_on_rate(fit: Fitted, objective: str, starts: list[float], steps: int, updates: int, a: float) -> torch.Tensor:
-    """Rates (updates + 1, E) of `η ← max(0, η − a/√k F′(η))`; NaN from where the derivative is not finite."""
-    rate = torch.tensor(starts, dtype=torch.float64)
-    path = [rate]
-    for k in range(1, updates + 1):
-        rate = (rate - a / math.sqrt(k) * OBJECTIVES[objective](fit, rate, steps)[1]).clamp(min=0)  # NaN stays NaN
-        path.append(rate)
-    return torch.stack(path)
-
-
-#: Name -> samples per weight, and what judges.
-SETTINGS = {"train, n < d": (0.5, "train"), "train, n > d": (4.0, "train"), "valid, n < d": (1.0, "valid")}
-STARTS = [0.001, 0.01, 0.1, 1.0]
-
-
-class LogObjective(Study):
-    """Descent on the step size of random least-squares tasks by the derivative of the log loss, and of the loss itself."""
-
-    sizes = sizes(
-        {"dim": (20, 100, 1000), "tasks": (8, 30, 300), "updates": (1000, 1000, 1000)}, steps=40, sigma=2.0, a=0.01, grid=800
-    )
-
-    def jobs(self, p: Any) -> Iterator[dict[str, Any]]:
-        named = ("dim", "tasks", "updates", "steps", "sigma", "a", "grid")
-        yield from grid(p, *named, setting=SETTINGS, objective=OBJECTIVES, seed=[0])
-
-    def run(self, job: Mapping[str, Any]) -> Iterator[Row]:
-        ratio, judge = SETTINGS[job["setting"]]
-        fit = fitted(job["dim"], round(ratio * job["dim"]), job["tasks"], job["sigma"], judge, job["seed"])
-        shared = {name: job[name] for name in ("setting", "objective", "seed")}
-        rates = torch.logspace(-5, 0, job["grid"], dtype=torch.float64)
-        values, slopes = _in_parts(fit, job["objective"], rates, job["steps"])
-        turns = int((slopes[1:].sign() != slopes[:-1].sign()).sum())
-        optimum = float(rates[int(values.argmin())])
-        yield {
-            **shared,
-            "kind": "shape",
-            "best": optimum,
-            "turns": turns,
-            "range": float(slopes.abs().max() / slopes.abs().min()),
-        }
-        paths = descend_on_rate(fit, job["objective"], STARTS, job["steps"], job["updates"], job["a"])
-        for start, path in zip(STARTS, paths.T, strict=True):
-            off = (path[-100:] / optimum - 1).abs()
-            row = {"start": start, "end": float(path[-1]), "median_off": float(off.median()), "largest_off": float(off.max())}
-            yield {**shared, "kind": "end", **row, "converges": bool(off.median() < 0.05)}
-            shown = [*range(0, 100, 2), *range(100, len(path), 25)]
-            yield from ({**shared, "kind": "path", "start": start, "update": k, "rate": float(path[k])} for k in shown)
-
-
-def _in_parts(fit: Fitted, objective: str, rates: torch.Tensor, steps: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """An objective at many rates, a few at a time."""
-    width = max(1, 2**22 // fit.rest.numel())
-    values, slopes = zip(*(OBJECTIVES[objective](fit, some, steps) for some in rates.split(width)), strict=True)
-    return torch.cat(values), torch.cat(slopes)
-
-
-ends, shape = rows(kind="end"), rows(kind="shape")
-
-
-class LogLeastSquares(Figure):
-    """The log loss as objective on random least-squares tasks: does descent on the step size converge?
-
-    The source proves it for one quadratic and leaves least squares open. Steps of 1/(100√k), 1,000 of them, from four rates; it
-    converges where the median of the last hundred rates is within 5 % of the best one. The mean loss itself stands beside it.
-    """
-
-    study, id, where = LogObjective(), "step-size/log-least-squares", "Wang et al. 2021, section 6: left open"
-    departs = "The logarithm of the mean over tasks, as the source suggests. The criterion of convergence is ours: it has none."
-    claims = {
-        **{
-            f"{setting}: the derivative of the log loss changes sign once (changes)": equal(
-                1,
-                shape(setting=setting, objective="log").only("turns"),
-                says="one, for a single quadratic",
-                where="Wang et al. 2021, Theorem 4",
-            )
-            for setting in SETTINGS
-        },
-        **{
-            f"{setting}: starts from which the log loss leads to its best rate (of {len(STARTS)})": measured(
-                ends(setting=setting, objective="log").count(converges=True), says="open"
-            )
-            for setting in SETTINGS
-        },
-        **{
-            f"{setting}: the loss itself does (of {len(STARTS)})": measured(
-                ends(setting=setting, objective="last").count(converges=True), says="explodes or vanishes"
-            )
-            for setting in SETTINGS
-        },
-        "with the log loss every rate stays finite (largest)": at_most(1e3, ends(objective="log").max("end")),
-        "over rates the derivative of the loss varies far more than that of its log (least ratio of the ranges)": at_least(
-            10.0,
-            Value(lambda table: min(_spans(table))),
-            says="polynomial against exponential",
-            where="Wang et al. 2021, Theorems 3, 4",
-        ),
-        "both have the same best rate (largest distance of a ratio from 1)": at_most(
-            0.0,
-            Column.of(
-                *(
-                    abs(shape(setting=s, objective="log").only("best") / shape(setting=s, objective="last").only("best") - 1)
-                    for s in SETTINGS
-                )
-            ).max(),
-            says="the logarithm does not change the minimizer",
-            where="Wang et al. 2021, section 6",
-        ),
-    }
-
-    def draw(self, rows: list[Row]) -> Any:
-        look: dict[str, Any] = {"by": "start", "ylabel": "step size η", "xlabel": "update", "markers": False}
-        return draw_panels(
-            *(
-                curves(
-                    select(rows, kind="path", objective=objective, setting=setting),
-                    "update",
-                    "rate",
-                    **look,
-                    title=f"{objective}: {setting}",
-                )
-                for objective in OBJECTIVES
-                for setting in SETTINGS
-            ),
-            columns=len(SETTINGS),
-            size=(3.8, 2.8),
-        )
-
-
-def _spans(table: list[Row]) -> list[float]:
-    """How much farther the derivative of the loss varies over the rates, in each setting."""
-    spans = {(row["setting"], row["objective"]): row["range"] for row in select(table, kind="shape")}
-    return [spans[setting, "last"] / spans[setting, "log"] for setting in SETTINGS]

@@ -1,23 +1,22 @@
-"""The theorems on random least-squares tasks, each checked on its own: T7 to T15 gradient descent, T16 and T17 one sample a step.
+"""The theorems on gradient descent for random least-squares tasks, each checked on its own; those on SGD beside them.
 
 The constants of the proofs (L = 100) make most thresholds empty at these sizes. L here is the smallest that the drawn tasks
-allow: the largest of λ₁, 1/λₙ, σ₁(X)²/d, d/σₙ(X)², and for SGD max ‖xᵢ‖²/d.
+allow: the largest of λ₁, 1/λₙ, σ₁(X)²/d and d/σₙ(X)².
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
 
-from theodolite.experiments import Figure, at_least, at_most, between, equal, rows, sizes, within
+from theodolite.experiments import Figure, at_least, at_most, equal, sizes, within
 from theodolite.experiments.lab.panels import curves, draw_panels
-from theodolite.experiments.query import Value, select
+from theodolite.experiments.query import select
 from theodolite.experiments.step_size import paper
+from theodolite.experiments.step_size.sgd_theorems import SGD_CLAIMS, SGD_PARTS, SGD_SIZES, Job, constant, of, one, slope
 from theodolite.experiments.study import InParts, grid
 from theodolite.measures.fits import log_log_fit
 from theodolite.measures.stepsize import (
@@ -26,29 +25,12 @@ from theodolite.measures.stepsize import (
     least_squares_curves,
     population_rates,
     population_risk,
-    sgd_risk,
 )
-from theodolite.measures.stepsize.least_squares import EigenTasks, descend_tasks, diagonalise, train_loss
+from theodolite.measures.stepsize.least_squares import LeastSquaresTasks, descend_tasks, diagonalise, train_loss
 from theodolite.results import Row
 
-Job = Mapping[str, Any]
 #: The constant of the proofs.
 PROVEN = 100.0
-
-
-def constant(eigen: EigenTasks, *, inputs: bool = False) -> float:
-    """The smallest L that these tasks allow; `inputs`: with ‖xᵢ‖² ≤ Ld, which SGD needs."""
-    d = eigen.tasks.x.shape[2]
-    lam, squares = eigen.eigenvalues, eigen.singular.square()
-    bounds = [lam.max(), 1 / lam.min(), squares.max() / d, d / squares.min()]
-    if inputs:
-        bounds.append(eigen.tasks.x.square().sum(-1).max() / d)
-    return max(float(bound) for bound in bounds)
-
-
-def one(value: float) -> Tensor:
-    return torch.tensor([value], dtype=torch.float64)
-
 
 # T7: both rates for few samples
 
@@ -120,14 +102,14 @@ def truncation(job: Job) -> Iterator[Row]:
 
 
 def parity(job: Job) -> Iterator[Row]:
-    """‖w_t‖ over the rate, for odd and even t; and one eigenvalue at η = 2/λ, where an even number of steps leads back to 0."""
+    """How far ‖w_t‖ falls below what it was at a lower rate, for odd and even t; and one eigenvalue, λ = 1, at η = 2."""
     eigen = diagonalise(draw_tasks(job["dim"], job["dim"] // 2, 20, seed=job["seed"]))
+    single = diagonalise(LeastSquaresTasks(*(torch.ones(1, 1, *more, dtype=torch.float64) for more in ((1,), (), ()))))
     rates = torch.linspace(0, 1, 400, dtype=torch.float64)
-    fit = eigen.fit(one(1.0))  # (m, 1, r)
     for t in (1, 2, 5, 6, 11, 12):
-        power = (1 - rates[:, None] * eigen.eigenvalues[:, None]) ** t
-        norms = ((1 - power) * fit).norm(dim=-1)
-        yield {"t": t, "odd": t % 2 == 1, "fall": float((norms[:, :-1] - norms[:, 1:]).max()), "at_two": abs(1 - (-1.0) ** t)}
+        norms = descend_tasks(eigen, rates, t, one(1.0))[0].norm(dim=-1)[:, 0]  # (m, E)
+        at_two = float(descend_tasks(single, one(2.0), t, one(1.0))[0].abs())
+        yield {"t": t, "odd": t % 2 == 1, "fall": float((norms.cummax(1).values - norms).max()), "at_two": at_two}
 
 
 # T11: empirical and population objectives
@@ -241,109 +223,14 @@ def many_lemmas(job: Job) -> Iterator[Row]:
     wide = diagonalise(draw_tasks(d, round(10 * d / eps**2), job["tasks"], seed=job["seed"])).eigenvalues
     rates = torch.cat([torch.linspace(0.01, 4 / 3, 60), torch.tensor([2 / 3]), torch.linspace(6, 20, 40)]).double()
     w, cut = descend_tasks(eigen, rates, t, one(sigma))
-    loss = train_loss(eigen, w, one(sigma))[:, 0]
-    rest = (n - d) * sigma**2 / (2 * n)
-    ceiling = 20 * (2 / 3) ** (2 * t) * sigma**2 + rest + eps**2 * d * sigma**2 / (20 * n)
+    above = train_loss(eigen, w, one(sigma))[:, 0] - sigma**2 * eigen.unfitted[:, None]  # what the best weights leave is shared
+    ceiling = 20 * (2 / 3) ** (2 * t) * sigma**2 + eps**2 * d * sigma**2 / (20 * n)
     yield {
         "eigenvalue": float((wide - 1).abs().max()) / eps,
-        "at_two_thirds": (float(loss[:, 60].mean()) - rest) / (ceiling - rest),
+        "at_two_thirds": float(above[:, 60].mean()) / ceiling,
         "cut_low": int(cut[:, 0, :61].sum()),
         "kept_high": int((~cut[:, 0, 61:]).sum()),
     }
-
-
-# T16, T17: one sample a step
-
-
-def sandwich(job: Job) -> Iterator[Row]:
-    """`(1 − ηL)ᵗ ≤ E‖w_t − a‖² / ‖a‖² ≤ (1 − η/2L)ᵗ` at η = 1/(2L³d), and the error there."""
-    d, n, sigma = job["dim"], job["dim"] // 2, 3.0
-    for k in range(job["tasks"]):
-        drawn = draw_tasks(d, n, 1, seed=job["seed"] + k)
-        eigen = diagonalise(drawn)
-        bound = constant(eigen, inputs=True)
-        rate = 1 / (2 * bound**3 * d)
-        found = sgd_risk(drawn, [rate], [100, 1000, 10_000], sigma=sigma)
-        start = float(eigen.fit(one(sigma)).square().sum())
-        for t, distance, error in zip(found.steps, found.distance[0, 0].tolist(), found.error[0, 0].tolist(), strict=True):
-            low, high = (1 - rate * bound) ** t, (1 - rate / (2 * bound)) ** t
-            yield {"task": k, "t": t, "L": bound, "low": distance / start / low, "high": distance / start / high, "error": error}
-
-
-def sgd_train_rate(job: Job) -> Iterator[Row]:
-    """The best rate by the training loss, among all rates, over the dimension."""
-    for d in job["dims"]:
-        n = d // 2
-        drawn = draw_tasks(d, n, job["tasks"], seed=job["seed"])
-        rates = torch.logspace(math.log10(0.1 / d), math.log10(10 / d), job["grid"], dtype=torch.float64).tolist()
-        loss = sgd_risk(drawn, rates, 40 * d, sigma=3.0, averaged=True).train_loss[..., 0].mean(0)
-        i = int(torch.nan_to_num(loss, nan=math.inf).argmin())
-        error = float(sgd_risk(drawn, [rates[i]], 40 * d, sigma=3.0, averaged=True).error.mean())
-        yield {"d": d, "rate": rates[i], "scaled": rates[i] * d, "error": error / 9.0}
-
-
-def sgd_valid_rate(job: Job) -> Iterator[Row]:
-    """The best rate by the error, over the number of steps: d = 24, n = 12, σ = 3."""
-    d, n, sigma = 24, 12, 3.0
-    drawn = draw_tasks(d, n, job["tasks"], seed=job["seed"])
-    steps = [200, 400, 800, 1600]
-    products = torch.logspace(-2, -0.5, job["grid"], dtype=torch.float64)
-    for t in steps:
-        rates = (products / t).tolist()
-        error = sgd_risk(drawn, rates, t, sigma=sigma, averaged=True).error[..., 0].mean(0)
-        i = int(error.argmin())
-        yield {"t": t, "rate": rates[i], "product": rates[i] * t, "error": float(error[i])}
-
-
-def sgd_truncation(job: Job) -> Iterator[Row]:
-    """Paths that are truncated at the highest rate of the theorem."""
-    d, n = 24, 12
-    rate = 1 / (d**2 * math.log(d) ** 2)
-    drawn = draw_tasks(d, n, 1, seed=job["seed"])
-    found = sgd_risk(drawn, [rate], job["steps"], sigma=3.0, paths=job["paths"], truncate=True, seed=job["seed"], progress=False)
-    yield {"truncated": float(found.truncated.max()), "paths": job["paths"]}
-
-
-# T18: the tools
-
-
-def tools(job: Job) -> Iterator[Row]:
-    """Norms of Gaussian vectors, singular values of Gaussian matrices, random projections."""
-    normal = partial(torch.randn, generator=torch.Generator().manual_seed(job["seed"]), dtype=torch.float64)
-    n, big, draws, t, eps = 20, 80, job["draws"], 2.0, 0.3
-    norms = (normal(draws, 100).norm(dim=1) - 10).abs()
-    values = torch.linalg.svdvals(normal(draws, big, n))
-    inside = (values[:, 0] <= big**0.5 + n**0.5 + t) & (values[:, -1] >= big**0.5 - n**0.5 - t)
-    d, k = 200, 100
-    onto = torch.linalg.qr(normal(draws // 10, d, k))[0]
-    ratio = onto[:, 0].norm(dim=1) / math.sqrt(k / d)  # the projection of a fixed unit vector
-    yield {
-        "tail": float((norms > 2).double().mean()) / (2 * math.exp(-2.0)),
-        "outside": float((~inside).double().mean()),
-        "allowed": 2 * math.exp(-(t**2) / 2),
-        "projected": float((ratio - 1).abs().max()) / eps,
-    }
-
-
-# The starting point and the curvature of the quadratic
-
-
-def start_overlap(job: Job) -> Iterator[Row]:
-    """The smaller overlap of a random start with the two extreme eigenvectors, and the extreme eigenvalues of XXᵀ, X d × 2d."""
-    for d in job["dims"]:
-        normal = partial(torch.randn, generator=torch.Generator().manual_seed(job["seed"] + d), dtype=torch.float64)
-        x, w = normal(job["draws"], d, 2 * d), normal(job["draws"], d)
-        lam, vectors = torch.linalg.eigh(x @ x.mT)
-        start = w / w.norm(dim=1, keepdim=True)
-        overlaps = (start[:, None] @ vectors[:, :, [0, -1]])[:, 0].abs().amin(1)
-        gaps = lam[:, -1] - lam[:, 0]
-        yield {
-            "d": d,
-            "overlap": float(overlaps.median()),
-            "alpha": float(lam[:, 0].median()),
-            "gap": float(gaps.median()),
-            "often": float(((overlaps >= 0.1 / d**0.5) & (lam[:, 0] >= 0.1 * d) & (gaps >= d)).double().mean()),
-        }
 
 
 PARTS: dict[str, Callable[[Job], Iterator[Row]]] = {
@@ -359,12 +246,7 @@ PARTS: dict[str, Callable[[Job], Iterator[Row]]] = {
     "T14": spread,
     "T15": many_samples,
     "T15 lemmas": many_lemmas,
-    "T16": sandwich,
-    "T16 rate": sgd_train_rate,
-    "T17": sgd_valid_rate,
-    "T17 paths": sgd_truncation,
-    "T18": tools,
-    "start": start_overlap,
+    **SGD_PARTS,
 }
 #: Parameters of each part, at tiny, laptop and paper size.
 SIZES: dict[str, tuple[Any, Any, Any]] = {
@@ -378,7 +260,7 @@ SIZES: dict[str, tuple[Any, Any, Any]] = {
     "T10 parity": ({"dim": 20}, {"dim": 40}, {"dim": 200}),
     "T11": tuple(
         {"dim": 16, "steps": 40, "tasks": m, "ms": ms}
-        for m, ms in ((4000, [10, 30, 100, 300]), (20_000, [10, 30, 100, 300, 1000]), (40_000, [10, 30, 100, 300, 1000]))
+        for m, ms in ((2000, [10, 30, 100]), (20_000, [10, 30, 100, 300, 1000]), (40_000, [10, 30, 100, 300, 1000]))
     ),
     "T12": tuple({"dim": d, "tasks": m, "sigma": 3.0, "steps": 640} for d, m in ((100, 10), (200, 50), (400, 100))),
     "T12 order": tuple({"dim": d, "spectra": m, "sigma": 30.0, "steps": 2000} for d, m in ((100, 4), (200, 20), (400, 50))),
@@ -386,16 +268,7 @@ SIZES: dict[str, tuple[Any, Any, Any]] = {
     "T14": tuple({"draws": m} for m in (2000, 10_000, 50_000)),
     "T15": tuple({"spectra": m} for m in (4, 20, 100)),
     "T15 lemmas": tuple({"tasks": m} for m in (20, 100, 300)),
-    "T16": tuple({"dim": 24, "tasks": m} for m in (5, 20, 100)),
-    "T16 rate": tuple(
-        {"dims": dims, "tasks": m, "grid": g} for dims, m, g in (([8, 16], 4, 25), ([8, 16, 32], 4, 80), ([8, 16, 32], 20, 80))
-    ),
-    "T17": tuple({"tasks": m, "grid": g} for m, g in ((2, 60), (4, 120), (20, 120))),
-    "T17 paths": tuple({"steps": t, "paths": p} for t, p in ((300, 200), (2000, 1000), (20_000, 1000))),
-    "T18": tuple({"draws": m} for m in (300, 2000, 10_000)),
-    "start": tuple(
-        {"dims": dims, "draws": m} for dims, m in (([16, 32, 64], 150), ([16, 32, 64, 128], 400), ([16, 32, 64, 128, 256], 1000))
-    ),
+    **SGD_SIZES,
 }
 
 
@@ -408,15 +281,6 @@ class LeastSquaresTheorems(InParts):
     def jobs(self, p: Any) -> Iterator[dict[str, Any]]:
         for part in self.parts:
             yield from grid(p, **{name: [value] for name, value in {"part": part, "seed": 0, **p[part]}.items()})
-
-
-def of(part: str, **where: Any) -> Any:
-    return rows(part=part, **where)
-
-
-def slope(part: str, x: str, y: str, **where: Any) -> Value:
-    """The exponent of y in x."""
-    return of(part, **where).power(x, y)
 
 
 def per_sigma(x: str, y: str) -> Any:
@@ -469,7 +333,12 @@ CLAIMS = {
     "T10: for odd t the norm never falls with the rate (largest fall)": at_most(
         1e-9, of("T10 parity", odd=True).max("fall"), **paper("non-decreasing", "Lemma 5")
     ),
-    "T10: for even t it can (largest fall)": at_least(0.1, of("T10 parity", odd=False).max("fall")),
+    "T10: for even t it can: one eigenvalue at η = 2/λ leads back to 0 (largest norm)": at_most(
+        1e-12, of("T10 parity", odd=False).max("at_two")
+    ),
+    "T10: and to twice the solution for odd t (smallest norm, solution 2)": within(
+        1e-9, 4.0, of("T10 parity", odd=True).min("at_two")
+    ),
     "T11: distance of empirical to mean objective, train-by-train (exponent in m)": within(
         0.15, -0.5, slope("T11", "m", "away", split="train"), **paper("uniform convergence", "Lemma 4")
     ),
@@ -509,57 +378,14 @@ CLAIMS = {
     "T15: eigenvalues lie within ε of 1 for n ≥ 10 d/ε² (largest distance over ε)": at_most(
         1.0, of("T15 lemmas").only("eigenvalue"), **paper("at most 1", "Lemma 27")
     ),
-    "T15: the training loss at rate 2/3 is below its bound (share of the room)": at_most(
+    "T15: the training loss at rate 2/3, above that of the solution, is below its bound (ratio)": at_most(
         1.0, of("T15 lemmas").only("at_two_thirds"), **paper("at most", "Lemma 24")
     ),
     "T15: no run is truncated up to 4/3 (runs)": equal(0, of("T15 lemmas").only("cut_low"), **paper("never", "Lemma 29")),
     "T15: every one is from 6 on (runs that are whole)": equal(
         0, of("T15 lemmas").only("kept_high"), **paper("always", "Lemma 29")
     ),
-    # One sample a step
-    "T16: SGD shrinks the distance to the fit no faster than (1 − ηL)ᵗ (smallest ratio)": at_least(
-        1.0, of("T16").min("low"), **paper("at least", "Lemma 33")
-    ),
-    "T16: and at least as fast as (1 − η/2L)ᵗ (largest ratio)": at_most(
-        1.0, of("T16").max("high"), **paper("at most", "Lemma 33")
-    ),
-    "T16: the best rate by the training loss is of order 1/d (exponent in d)": between(
-        -1.3, -0.6, slope("T16 rate", "d", "rate"), **paper("Ω(1/d)", "Theorem 9")
-    ),
-    "T16: d η*_train (smallest)": at_least(0.8, of("T16 rate").min("scaled"), **paper("Ω(1)", "Theorem 9")),
-    "T16: with it the error is of order σ² (smallest, in σ²)": at_least(
-        0.3, of("T16 rate").min("error"), **paper("Ω(σ²)", "Theorem 9")
-    ),
-    "T17: t η*_valid of SGD is constant (largest over smallest)": at_most(
-        1.06, of("T17").max("product") / of("T17").min("product"), **paper("Θ(1/t)", "Theorem 10")
-    ),
-    "T17: the exponent of η*_valid in t": within(0.05, -1.0, slope("T17", "t", "rate"), **paper(-1, "Theorem 10")),
-    "T17: with it the error is below that of predicting 0 (largest)": at_most(
-        0.98, of("T17").max("error"), **paper("1 − Ω(1)", "Theorem 10")
-    ),
-    "T17: no path is truncated at η = 1/(d² log² d) (share)": equal(
-        0.0, of("T17 paths").only("truncated"), **paper("1 − δ", "Lemma 44")
-    ),
-    # Tools, and the quadratic's start
-    "T18: norms of Gaussian vectors have sub-Gaussian tails (P(|‖x‖ − √n| > 2) over 2 exp(−2))": at_most(
-        1.0, of("T18").only("tail")
-    ),
-    "T18: singular values leave √N ± √n by 2 no more often than 2 exp(−2) (share over that)": at_most(
-        1.0, of("T18").only("outside") / of("T18").only("allowed")
-    ),
-    "T18: random projections keep norms within 30 % (largest distance over that)": at_most(1.0, of("T18").only("projected")),
-    "a random start overlaps the extreme eigenvectors by 1/√d (exponent of the median)": within(
-        0.15, -0.5, slope("start", "d", "overlap"), **paper("Ω(1/√d)", "section 3")
-    ),
-    "the smallest eigenvalue of XXᵀ, X d × 2d, is of order d (exponent of the median)": within(
-        0.1, 1.0, slope("start", "d", "alpha"), **paper("Ω(d)", "section 3")
-    ),
-    "and so is the distance to the largest (exponent of the median)": within(
-        0.1, 1.0, slope("start", "d", "gap"), **paper("Ω(d)", "section 3")
-    ),
-    "all three at once with constant probability: overlap ≥ 0.1/√d, α ≥ 0.1 d, L − α ≥ d (smallest share)": at_least(
-        0.5, of("start").min("often"), **paper("constant probability", "section 3")
-    ),
+    **SGD_CLAIMS,
 }
 
 
@@ -567,7 +393,7 @@ class LeastSquaresTheoremSheet(Figure):
     """Least-squares tasks: what each theorem says of the two best rates, of truncation, and of one sample a step.
 
     With few samples train-by-train takes a constant rate and fits the noise, train-by-validation one of order 1/t; with many both
-    agree. T7 to T15 are gradient descent, T16 and T17 SGD, T18 tools; and the two statements on the quadratic's random start.
+    agree. T7 to T15 are gradient descent, T16 and T17 SGD, T18 the tools.
     """
 
     study, id = LeastSquaresTheorems(), "step-size/theorems-least-squares"

@@ -241,15 +241,16 @@ class LeastSquaresCurves(Result):
         )
         if by_train / by_valid <= APART:
             return f"{said}: both choose about the same."
-        if not self._costs(j):
-            return f"{said}, where it is hardly lower: either will do."
+        worse, error = self._worse(j)
+        if worse < max(3 * error, 0.01 * float(self.objective[1, j].min())):
+            return f"{said}, where it is lower by {number(worse)} ± {number(error)}: too little to choose by."
         return f"{said}: chosen by the training samples, the rate is {number(by_train / by_valid)} times as high and fits noise."
 
-    def _costs(self, j: int) -> bool:
-        """Whether the rate that the training samples choose is worse on held-out ones, beyond the error and by a percent."""
+    def _worse(self, j: int) -> tuple[float, float]:
+        """By how much the rate that the training samples choose is worse on held-out ones, and the error of that."""
         by_train, by_valid = self.objective[:, j].argmin(-1).tolist()
         worse = self.losses[1, j, by_train] - self.losses[1, j, by_valid]
-        return bool(worse.mean() > max(3 * _stderr(worse), 0.01 * self.losses[1, j, by_valid].mean()))
+        return float(worse.mean()), float(_stderr(worse))
 
 
 def _stderr(values: Tensor) -> Tensor:
@@ -408,14 +409,8 @@ class PopulationRisk(NamedTuple):
 
     train_loss: Tensor
     error: Tensor  # E ‖w − w*‖²
-
-    def train_rmse(self) -> Tensor:
-        """Root of the mean squared residual on the training samples."""
-        return (2 * self.train_loss).sqrt()
-
-    def test_rmse(self, sigma: float) -> Tensor:
-        """The same on new samples: √(E ‖w − w*‖² + σ²)."""
-        return (self.error + sigma**2).sqrt()
+    train_rmse: Tensor  # √(2 train_loss): the loss has a factor ½
+    test_rmse: Tensor  # √(error + σ²)
 
 
 def _spectrum(eigenvalues: Tensor, dim: int, samples: int) -> Tensor:
@@ -452,7 +447,8 @@ def population_risk(
     lam, squares = lam[..., None, :], power.square()
     train = 0.5 * (squares * (lam / dim + sigma**2 / samples)).sum(-1) + max(samples - dim, 0) * sigma**2 / (2 * samples)
     error = (squares / dim + (1 - power).square() * sigma**2 / (samples * lam)).sum(-1)
-    return PopulationRisk(train, error + 1 - lam.shape[-1] / dim)
+    error = error + 1 - lam.shape[-1] / dim
+    return PopulationRisk(train, error, (2 * train).sqrt(), (error + sigma**2).sqrt())
 
 
 @checked(steps=count, dim=count, samples=count, sigma=positive)

@@ -23,7 +23,7 @@ def targets(drawn, sigma):
 
 def recursion(x, true, noise, sigma, rate, steps):
     """E eeᵀ step by step, with dense d × d matrices, and from it distance, training loss and error."""
-    n, d = x.shape
+    n = len(x)
     fit = torch.linalg.pinv(x) @ (x @ true + sigma * noise)
     outer = x[:, :, None] * x[:, None]
     h = outer.mean(0)
@@ -141,15 +141,14 @@ def test_ac21_validated_rate():
     assert 0.9 < max(errors) < 1
 
 
-@pytest.mark.parametrize("dims", [[8, 16], pytest.param([8, 16, 32], marks=pytest.mark.slow)])
-def test_ac21_trained_rate(dims):
-    best = []
+def test_ac21_trained_rate():
+    dims, best = [8, 16, 32], []
     for d in dims:
-        drawn = draw_tasks(d, d // 2, 4)
-        rates = torch.logspace(math.log10(0.2 / d), math.log10(5 / d), 40, dtype=torch.float64).tolist()
+        drawn = draw_tasks(d, d // 2, 12)
+        rates = torch.logspace(math.log10(0.4 / d), math.log10(3 / d), 24, dtype=torch.float64).tolist()
         loss = sgd_risk(drawn, rates, 40 * d, sigma=3.0, averaged=True).train_loss[..., 0].mean(0)
         best.append(rates[int(loss.argmin())])
-        assert 0.8 < best[-1] * d < 2.2
+        assert 0.7 < best[-1] * d < 2
     assert -1.3 <= log_log_fit(dims, best).slope <= -0.6
 
 
