@@ -136,7 +136,8 @@ def off_formula(query: Query, name: str, column: str) -> Value:
     def measure(table: list[Row]) -> float:
         expected = {(row["samples"], row["sigma"]): row[f"{column}_formula"] for row in select(table, kind="best", split=name)}
         found = split(select(table, kind="test", trained_on="all", split=name), "samples", "sigma")
-        return max(abs(statistics.fmean(r[f"{column}_rmse"] for r in found[key]) - expected[key]) / key[1] for key in found)
+        means = {key: statistics.fmean(row[f"{column}_rmse"] for row in group) for key, group in found.items()}
+        return float(max(abs(mean - expected[key]) / key[1] for key, mean in means.items()))
 
     return query.measure(measure)
 

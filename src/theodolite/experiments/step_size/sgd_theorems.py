@@ -7,7 +7,7 @@ allow: the largest of λ₁, 1/λₙ, σ₁(X)²/d, d/σₙ(X)² and max ‖xᵢ
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -71,10 +71,10 @@ def sgd_train_rate(job: Job) -> Iterator[Row]:
 def lowest(rates: list[float], values: Tensor) -> float:
     """Where a parabola through the lowest value and its neighbours, over log rate, has its minimum."""
     i = int(torch.nan_to_num(values, nan=math.inf).argmin())
-    if not 0 < i < len(rates) - 1:
+    if not (0 < i < len(rates) - 1 and bool(values[i - 1 : i + 2].isfinite().all())):
         return rates[i]
     left, middle, right = values[i - 1 : i + 2].tolist()
-    return rates[i] * (rates[i + 1] / rates[i]) ** (0.5 * (left - right) / (left - 2 * middle + right))
+    return rates[i] * math.pow(rates[i + 1] / rates[i], 0.5 * (left - right) / (left - 2 * middle + right))
 
 
 def sgd_valid_rate(job: Job) -> Iterator[Row]:
@@ -122,6 +122,12 @@ def tools(job: Job) -> Iterator[Row]:
     }
 
 
+def three(values: Iterable[Any]) -> tuple[Any, Any, Any]:
+    """What a part has at tiny, laptop and paper size."""
+    tiny, laptop, paper_size = values
+    return tiny, laptop, paper_size
+
+
 SGD_PARTS: dict[str, Callable[[Job], Iterator[Row]]] = {
     "T16": sandwich,
     "T16 rate": sgd_train_rate,
@@ -131,14 +137,14 @@ SGD_PARTS: dict[str, Callable[[Job], Iterator[Row]]] = {
 }
 #: Parameters of each part, at tiny, laptop and paper size.
 SGD_SIZES: dict[str, tuple[Any, Any, Any]] = {
-    "T16": tuple({"dim": 24, "tasks": m} for m in (5, 20, 100)),
-    "T16 rate": tuple(
+    "T16": three({"dim": 24, "tasks": m} for m in (5, 20, 100)),
+    "T16 rate": three(
         {"dims": dims, "tasks": m, "grid": g}
         for dims, m, g in (([8, 16, 32], 12, 30), ([8, 16, 32], 40, 60), ([8, 16, 32, 64], 40, 60))
     ),
-    "T17": tuple({"tasks": m, "grid": g} for m, g in ((1, 120), (4, 120), (20, 120))),
-    "T17 paths": tuple({"steps": t, "paths": p} for t, p in ((300, 200), (2000, 1000), (20_000, 1000))),
-    "T18": tuple({"draws": m} for m in (300, 2000, 10_000)),
+    "T17": three({"tasks": m, "grid": g} for m, g in ((1, 120), (4, 120), (20, 120))),
+    "T17 paths": three({"steps": t, "paths": p} for t, p in ((300, 200), (2000, 1000), (20_000, 1000))),
+    "T18": three({"draws": m} for m in (300, 2000, 10_000)),
 }
 
 

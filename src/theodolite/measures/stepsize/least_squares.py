@@ -98,8 +98,9 @@ class EigenTasks:
         """Weights (m, ..., d) from coordinates (m, ..., r)."""
         flat = coordinates.flatten(1, -2)
         wide = self.tasks.x.shape[1] < self.tasks.x.shape[2]
-        found = (flat / self.singular[:, None] @ self.vectors.mT @ self.tasks.x) if wide else flat @ self.vectors.mT
-        return found.unflatten(1, coordinates.shape[1:-1])
+        found: Tensor = (flat / self.singular[:, None] @ self.vectors.mT @ self.tasks.x) if wide else flat @ self.vectors.mT
+        weights: Tensor = found.unflatten(1, coordinates.shape[1:-1])
+        return weights
 
     def samples(self) -> Tensor:
         """Coordinates of the samples: (m, n, r)."""
@@ -174,7 +175,7 @@ def loss_on(others: LeastSquaresTasks, weights: Tensor, sigmas: Tensor) -> Tenso
     """The loss of weights (m, S, E, d) on other samples of the same tasks: (m, S, E)."""
     clean = (others.x @ others.true[..., None])[..., 0]
     targets = clean[:, None] + sigmas[:, None] * others.noise[:, None]  # (m, S, n)
-    predicted = (weights.flatten(1, 2) @ others.x.mT).unflatten(1, weights.shape[1:3])  # (m, S, E, n)
+    predicted: Tensor = (weights.flatten(1, 2) @ others.x.mT).unflatten(1, weights.shape[1:3])  # (m, S, E, n)
     return 0.5 * (predicted - targets[:, :, None]).square().mean(-1)
 
 
