@@ -45,6 +45,8 @@ def last_objective(fit: Fitted, rates: torch.Tensor, steps: int) -> tuple[torch.
 
 
 OBJECTIVES = {"log": log_objective, "last": last_objective}
+#: How panels call them.
+TITLES = {"log": "log of the loss", "last": "the loss itself"}
 
 
 class Fitted(NamedTuple):
@@ -239,7 +241,7 @@ def _paths(table: list[Row], objective: str, setting: str) -> Panel:
     here: dict[str, Any] = {"objective": objective, "setting": setting}
     look: dict[str, Any] = {"by": "start", "ylabel": "step size η", "xlabel": "update", "markers": False, "log": "y"}
     best_rate = select(table, kind="shape", **here)[0]["best"]
-    panel: Panel = curves(select(table, kind="path", **here), "update", "rate", **look, title=f"{objective}: {setting}")
+    panel: Panel = curves(select(table, kind="path", **here), "update", "rate", **look, title=f"{TITLES[objective]}: {setting}")
     return panel.line(y=best_rate, label="best")
 
 
