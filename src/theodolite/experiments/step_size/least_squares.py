@@ -21,7 +21,7 @@ from theodolite.results import Row
 
 #: What the rows call the two ways to choose.
 NAMES = {"train": "train-by-train", "valid": "train-by-validation"}
-#: The constant of the grid at which descent on half as many samples as weights is still stable: 10^(-1/2).
+#: The largest rate of the grid at which descent on half as many samples as weights is stable: 10^(-1/2).
 STABLE = RATES[22]
 
 
@@ -105,8 +105,6 @@ def _best_of_grid(spectra: torch.Tensor, steps: int, dim: int, samples: int, sig
 
 # What both figures measure
 
-best, tests = rows(kind="best"), rows(kind="test", trained_on="all")
-curve = rows(kind="curve")
 #: The formulas are ours: the source shows curves without numbers.
 FORMULA = "the mean over w* and the noise for given eigenvalues, not in the source"
 
@@ -228,7 +226,7 @@ class Figure3(Figure):
     }
 
     def draw(self, rows: list[Row]) -> Any:
-        return _errors(rows, "sigma", "noise σ", rows)
+        return _errors(rows, "sigma", "noise σ")
 
 
 def _slopes(gap: Mapping[float, float]) -> list[float]:
@@ -241,12 +239,12 @@ def _first_over_last(table: list[Row]) -> float:
     return float(ordered[0]["rate"] / ordered[-1]["rate"])
 
 
-def _errors(table: list[Row], x: str, xlabel: str, curve_rows: list[Row]) -> Any:
+def _errors(table: list[Row], x: str, xlabel: str) -> Any:
     """Errors against noise or samples, beside the mean losses over rates."""
     shown = [{**row, "chosen by": NAMES[row["split"]]} for row in select(table, kind="test", trained_on="all")]
     look: dict[str, Any] = {"by": "chosen by", "band": "range", "xlabel": xlabel, "labels": "legend"}
     losses = [
-        {**row, "of": f"{row['split']}, {x} {row[x]:g}"} for row in select(curve_rows, kind="curve", rate=lambda rate: rate < 0.4)
+        {**row, "of": f"{row['split']}, {x} {row[x]:g}"} for row in select(table, kind="curve", rate=lambda rate: rate < 0.4)
     ]
     ends = sorted({row[x] for row in losses})
     losses = select(losses, **{x: [ends[0], ends[-1]]})
@@ -357,7 +355,7 @@ class Figure4(Figure):
     }
 
     def draw(self, rows: list[Row]) -> Any:
-        return _errors(rows, "samples", "samples n", rows)
+        return _errors(rows, "samples", "samples n")
 
 
 def _neighbours(values: list[float]) -> list[tuple[float, float]]:

@@ -119,12 +119,11 @@ def concentration(job: Job) -> Iterator[Row]:
     d = job["dim"]
     few = diagonalise(draw_tasks(d, d // 2, 50, seed=job["seed"]))
     top = 1 / float(few.eigenvalues.max())
-    ranges = {"train": [top * (1 + k / 20) for k in range(1, 20)], "valid": [top * k / 20 for k in range(1, 21)]}
-    for split, rates in ranges.items():
-        found = least_squares_curves(
-            d, d, sigmas=[2.0], rates=rates, steps=job["steps"], tasks=job["tasks"], seed=job["seed"], progress=False
-        )
-        losses = found.losses[["train", "valid"].index(split), 0]  # (E, m)
+    low, high = [top * k / 20 for k in range(1, 21)], [top * (1 + k / 20) for k in range(1, 20)]  # [0, 1/L] and [1/L, 2/L)
+    found = least_squares_curves(
+        d, d, sigmas=[2.0], rates=low + high, steps=job["steps"], tasks=job["tasks"], seed=job["seed"], progress=False
+    )
+    for split, losses in (("train", found.losses[0, 0, 20:]), ("valid", found.losses[1, 0, :20])):  # (E, m)
         for m in job["ms"]:
             groups = losses[:, : losses.shape[1] // m * m].unflatten(1, (-1, m)).mean(-1)
             away = (groups - losses.mean(1, keepdim=True)).abs().amax(0)
