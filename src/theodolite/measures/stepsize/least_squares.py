@@ -32,7 +32,7 @@ LIMIT = 40.0
 SPLITS = ("train", "valid")
 #: By which factor the two choices may differ before the training samples are said to mislead.
 APART = 3.0
-_RANK = 1e-12  # singular values below this share of the largest are none
+_RANK = 1e-7  # singular values below this share of the largest are none: a Gram matrix has half of their digits
 _HUGE = 1e100  # powers end here: the weights of such a run have passed any limit
 _NUMBERS = 2**22  # that are held of one kind at once
 
@@ -117,6 +117,7 @@ def diagonalise(tasks: LeastSquaresTasks) -> EigenTasks:
     singular = torch.where(singular > _RANK * singular[:, -1:], singular, math.inf)
     both = torch.stack([(x @ tasks.true[..., None])[..., 0], tasks.noise], 1)  # (m, 2, n): what the samples hold of each
     left = both @ vectors if wide else (both @ x) @ vectors / singular[:, None]  # along the left singular vectors
+    left = left.masked_fill(singular[:, None].isinf(), 0.0)
     true, noise = (left / singular[:, None]).unbind(1)
     true = true if wide else (tasks.true[:, None] @ vectors)[:, 0]
     unfitted = (tasks.noise.square().sum(1) - left[:, 1].square().sum(1)).clamp(min=0) / (2 * n)
@@ -241,7 +242,7 @@ class LeastSquaresCurves(Result):
             f"{number(by_train)}, that on held-out samples at {number(by_valid)}"
         )
         if by_train / by_valid <= APART:
-            return f"{said}: both choose about the same."
+            return f"{said}: both choose about the same." if by_valid / by_train <= APART else f"{said}."
         worse, error = self._worse(j)
         if worse < max(3 * error, 0.01 * float(self.objective[1, j].min())):
             return f"{said}, where it is lower by {number(worse)} ± {number(error)}: too little to choose by."

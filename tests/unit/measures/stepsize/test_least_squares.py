@@ -271,6 +271,18 @@ def test_directions_without_samples_stay_at_zero():
     assert float(eigen.unfitted) > 0
 
 
+@pytest.mark.parametrize("d", [3, 9])
+def test_samples_that_come_twice_are_fitted_in_the_mean(d):
+    drawn = draw_tasks(d, 6, 1)
+    drawn = type(drawn)(drawn.x[:, [0, 1, 2, 0, 1, 2]], drawn.true, drawn.noise)
+    eigen = diagonalise(drawn)
+    w, _ = descend_tasks(eigen, t64(0.3), 40, t64(2.0))
+    y = drawn.x[0] @ drawn.true[0] + 2.0 * drawn.noise[0]
+    expected, _ = looped(drawn.x[0], y, 0.3, 40, 80.0)
+    torch.testing.assert_close(eigen.weights(w)[0, 0, 0], expected)
+    torch.testing.assert_close(train_loss(eigen, w, t64(2.0))[0, 0, 0], 0.5 * (y - drawn.x[0] @ expected).square().mean())
+
+
 # Bad input, results
 
 
