@@ -105,7 +105,8 @@ class EigenTasks:
     def samples(self) -> Tensor:
         """Coordinates of the samples: (m, n, r)."""
         wide = self.tasks.x.shape[1] < self.tasks.x.shape[2]
-        return self.vectors * self.singular[:, None] if wide else self.tasks.x @ self.vectors
+        singular = self.singular.masked_fill(self.singular.isinf(), 0.0)
+        return self.vectors * singular[:, None] if wide else self.tasks.x @ self.vectors
 
 
 def diagonalise(tasks: LeastSquaresTasks) -> EigenTasks:

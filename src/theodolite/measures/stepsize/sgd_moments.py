@@ -94,8 +94,8 @@ def sgd_risk(
 ) -> SGDRisk:
     """What SGD comes to in the mean over the order of the samples, at each rate and after each number of steps.
 
-    Exact for up to 32 samples, no more than weights; by drawn paths otherwise, and where `paths` or `truncate` asks for them. All
-    rates see the same orders.
+    Exact for up to 32 samples, all different and no more than weights; by drawn paths otherwise, and where `paths` or `truncate`
+    asks for them. All rates see the same orders.
 
     Args:
         steps: one number or several; exact moments of several cost no more than those of one.
@@ -112,15 +112,15 @@ def sgd_risk(
     """
     lengths = [steps] if isinstance(steps, int) else list(steps)
     n, d = drawn.x.shape[1:]
-    fits = n <= min(d, EXACT_UP_TO)
-    exact = fits and paths is None and not truncate
-    if averaged and not exact:
-        raise ValueError(
-            f"averaged asks for exact moments: at most {EXACT_UP_TO} samples, no more than weights, no paths, no truncate. "
-            f"Got {n} samples of {d} weights."
-        )
     began = time.perf_counter()
     eigen = diagonalise(drawn)
+    fits = n <= d and not bool(eigen.singular.isinf().any())  # samples that come twice have two targets
+    exact = fits and n <= EXACT_UP_TO and paths is None and not truncate
+    if averaged and not exact:
+        raise ValueError(
+            f"averaged asks for exact moments: at most {EXACT_UP_TO} samples, all different and no more than weights, no paths, "
+            f"no truncate. Got {n} samples of {d} weights."
+        )
     lr = torch.tensor(rates, dtype=torch.float64)
     if exact:
         means = _exact(eigen, lr, torch.tensor(lengths), sigma, averaged=averaged)

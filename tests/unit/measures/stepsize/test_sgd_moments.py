@@ -174,6 +174,16 @@ def test_many_samples_are_left_to_paths():
     assert sgd_risk(draw_tasks(3, 4, 1), [0.01], 2).paths == 1000
 
 
+def test_samples_that_come_twice_are_left_to_paths():
+    """They cannot be fitted: the mean over all orders tells."""
+    drawn = draw_tasks(4, 2, 1, seed=7)
+    drawn = LeastSquaresTasks(drawn.x[:, [0, 0]], drawn.true, drawn.noise)
+    found = sgd_risk(drawn, [0.1], 5, paths=20_000)
+    expected = all_orders(drawn.x[0], targets(drawn, 1.0)[0], drawn.true[0], 0.1, 5)
+    torch.testing.assert_close(measured(found), expected, rtol=0.03, atol=0)
+    assert sgd_risk(drawn, [0.1], 5).paths == 1000
+
+
 def test_rates_that_explode_are_no_nan():
     found = sgd_risk(draw_tasks(6, 3, 1), [1e-3, 50.0], 100_000)
     assert not found.distance.isnan().any()
