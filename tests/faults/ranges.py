@@ -71,7 +71,7 @@ RANGES: tuple[Range, ...] = (
         "vertices targets spectral_density.probes Monitor.top planted_dictionary.atoms dense.atoms omp_threshold.atoms "
         "omp_success_bound.atoms LearningSettings.sparsity hessian_structure.k compare.k compare_layers.k "
         "track_eigenpairs.k omp_threshold.k omp_success_bound.k wrn.k sample regime_diagram.steps cnn.kernel "
-        "passes networks grid_penalty.j held_out_bound.n pac_bayes_bound.rank"),
+        "passes networks grid_penalty.j held_out_bound.n pac_bayes_bound.rank tasks sgd_risk.paths"),
     Range("8, 9, ...", lambda v: is_whole(v) and v >= 8, "risk_certificate.n all_bounds.n bound_from_summary.n"),
     Range("1, 2, 3, ... up to what there is", lambda v: is_whole(v) and 1 <= v < 1000,
         "k sparsity s rank restrict_vocab OutputHead.restricted.words TaylorTwin.order", bounded=True),
@@ -101,8 +101,9 @@ RANGES: tuple[Range, ...] = (
     Range("above 0 and finite", lambda v: is_finite(v) and v > 0,
         "suggestion critical seconds bandwidth blown_up blow_up lr rate learning_rate low high radius smoothness enough lambda_1 largest_input "
         "largest_test_input memory budget loss_target rotary_base eps floor own multiple penalty norm fv_bound.c "
-        "silencing_shift.slack finite_difference_product.step density.width scaled.std variance precision ceiling schedule meta_rate RateDescent.outside.within oracle_risks.scale "
-        "planted_samples.scale clip step_decay.factor"),
+        "silencing_shift.slack finite_difference_product.step density.width scaled.std variance precision ceiling schedule oracle_risks.scale "
+        "meta_rate RateDescent.outside.within planted_samples.scale clip step_decay.factor population_risk.sigma population_rates.sigma "
+        "interpolation_error.sigma least_squares_scores.sigma sgd_risk.sigma"),
     Range("above 0 and at most 1000", lambda v: is_finite(v) and 0 < v <= 1000, "mlp_ratio"),
     Range("0 or more and finite", lambda v: is_finite(v) and v >= 0,
         "compare_readouts.shift train_shift slack tolerance eta until Fleet.train.until spread ridge noise gamma "
@@ -151,7 +152,7 @@ RANGES: tuple[Range, ...] = (
         "sizes ms blocks patch_shape choose_dictionary.n_components choose_dictionary.sparsity image ranks cnn.widths"),
     Range("none of 1, 2, 3, ... or more", lambda v: v == [] or is_list_of(lambda w: is_whole(w) and w >= 1, v), "widths"),
     Range("one of 1, 2, 3, ... or several", lambda v: (is_whole(v) and v >= 1) or is_list_of(lambda w: is_whole(w) and w >= 1, v),
-        "seeds trials ntk_cnn.width ntk_fcn.width meta_gradient_health.steps"),
+        "seeds trials ntk_cnn.width ntk_fcn.width meta_gradient_health.steps sgd_risk.steps"),
     Range("one of 0 or more or several", lambda v: (is_finite(v) and v >= 0) or is_list_of(lambda w: is_finite(w) and w >= 0, v),
         "meta_gradient_health.rates"),
     Range("one of 0, 1, 2, ... or several", lambda v: is_whole(v) and v >= 0, "labels bulk at order replicas"),
@@ -160,7 +161,7 @@ RANGES: tuple[Range, ...] = (
     Range("one of 0, 1, 2, ... or several, or none", lambda v: v == [] or (is_whole(v) and v >= 0), "exclude"),
     Range("steps, or none", lambda v: v == [] or (is_whole(v) and v >= 1), "checkpoints Fleet.train.every"),
     Range("one or more above 0 and finite", lambda v: is_list_of(lambda w: is_finite(w) and w > 0, v),
-        "rates ratios panels.size"),
+        "rates ratios panels.size sigmas"),
     Range("two numbers, the smaller first; infinite ends reach the edge", lambda v: False,
         "limits quantiles log_log.window span.x span.y"),
     Range("numbers, some of which may be missing", lambda v: isinstance(v, list) and all(isinstance(w, float) for w in v),
@@ -172,6 +173,8 @@ RANGES: tuple[Range, ...] = (
     Range("some of 0, 1, 2, ..., or none", lambda v: v == [] or is_list_of(lambda w: is_whole(w) and w >= 0, v), "recall.classes"),
     Range("slopes, or none", lambda v: v == [], "guides"),
     Range("one or more of 0 or more", lambda v: is_list_of(lambda w: is_finite(w) and w >= 0, v), "eigenvalues"),
+    Range("positive eigenvalues, as many as the other arguments say", lambda v: False,
+        "population_risk.eigenvalues population_rates.eigenvalues"),
     Range("one or more of finite numbers", lambda v: is_list_of(is_finite, v), "a b g alphas betas"),
     Range("losses of a run, NaN where it has blown up", lambda v: isinstance(v, list) and len(v) > 0, "trace losses"),
     Range("norms along a run, or none", lambda v: isinstance(v, list), "classify_run.kernel spike_events.kernel judge_state.losses"),

@@ -183,6 +183,15 @@ def trusted_meta_gradients(result: Any) -> Axes:
     return scatter(result.rows(), x="steps", y="log10_loss", by="health", title=title, ylabel="log₁₀ of the loss")
 
 
+def objectives_over_rates(result: Any) -> Axes:
+    """The mean loss over step sizes by training samples and by held-out ones, for each noise."""
+    names = {"train": "training samples", "valid": "held-out samples"}
+    several = len(result.sigmas) > 1
+    lines = [{**row, "of": names[row["split"]] + f", σ = {row['sigma']:g}" * several} for row in result.rows()]
+    look = {"xlabel": "step size", "ylabel": "mean loss", "title": "Two ways to choose a step size"}
+    return curves(lines, "rate", "objective", by="of", log="xy", error="stderr", labels="legend", **look)  # type: ignore[arg-type]
+
+
 _DRAWINGS: dict[str, Callable[[Any], Drawing]] = {
     "alignment": gradient_share,
     "anchor-probe": plot_anchor_probe,
@@ -203,6 +212,7 @@ _DRAWINGS: dict[str, Callable[[Any], Drawing]] = {
     "kernel-drift": drift_by_distance,
     "label-audit": class_counts,
     "learning-progress": short_training,
+    "least-squares-curves": objectives_over_rates,
     "linear-path": lambda result: linear_path_panels(result.rows()),
     "meta-gradient-health": trusted_meta_gradients,
     "monitor-report": plot_monitor,
