@@ -41,7 +41,7 @@ LONG = (
     *("sparse-coding/ablations", "sparse-coding/baselines", "sparse-coding/codes", "sparse-coding/score"),
     *("sparse-coding/real-patches", "sparse-coding/theorems"),
     *(f"stability/figure-{number}" for number in ("2.1", "2.2", "2.3", "2.4", "A.1", "A.10", "A.11", "A.12", "A.13")),
-    *("stability/stopping", "stability/table-2.1", "step-size/theorems-least-squares"),
+    *("stability/stopping", "stability/table-2.1", "step-size/theorems"),
 )
 
 

@@ -7,17 +7,17 @@ allow: the largest of λ₁, 1/λₙ, σ₁(X)²/d and d/σₙ(X)².
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 
-from theodolite.experiments import Figure, at_least, at_most, equal, sizes, within
-from theodolite.experiments.lab.panels import curves, draw_panels
+from theodolite.experiments import at_least, at_most, equal, within
+from theodolite.experiments.lab.panels import curves
 from theodolite.experiments.query import select
 from theodolite.experiments.step_size import paper
 from theodolite.experiments.step_size.sgd_theorems import SGD_CLAIMS, SGD_PARTS, SGD_SIZES, Job, constant, of, one, slope, three
-from theodolite.experiments.study import InParts, grid
+from theodolite.experiments.study import grid
 from theodolite.measures.fits import log_log_fit
 from theodolite.measures.stepsize import (
     draw_tasks,
@@ -269,15 +269,10 @@ SIZES: dict[str, tuple[Any, Any, Any]] = {
 }
 
 
-class LeastSquaresTheorems(InParts):
-    """One computation for each theorem on least-squares tasks."""
-
-    sizes = sizes(SIZES)
-    parts: ClassVar[Mapping[str, Callable[[Mapping[str, Any]], Iterator[Row]]]] = PARTS
-
-    def jobs(self, p: Any) -> Iterator[dict[str, Any]]:
-        for part in self.parts:
-            yield from grid(p, **{name: [value] for name, value in {"part": part, "seed": 0, **p[part]}.items()})
+def jobs(p: Any) -> Iterator[dict[str, Any]]:
+    """One for each part."""
+    for part in PARTS:
+        yield from grid(p, **{name: [value] for name, value in {"part": part, "seed": 0, **p[part]}.items()})
 
 
 def per_sigma(x: str, y: str) -> Any:
@@ -390,25 +385,6 @@ CLAIMS = {
     ),
     **SGD_CLAIMS,
 }
-
-
-class LeastSquaresTheoremSheet(Figure):
-    """Least-squares tasks: what each theorem says of the two best rates, of truncation, and of one sample a step.
-
-    With few samples train-by-train takes a constant rate and fits the noise, train-by-validation one of order 1/t; with many both
-    agree. T7 to T15 are gradient descent, T16 and T17 SGD, T18 the tools.
-    """
-
-    study, id = LeastSquaresTheorems(), "step-size/theorems-least-squares"
-    where = "Wang et al. 2021, Theorems 5, 6, 9, 10; Wu 2023, sections 5.4, D.2 to D.5"
-    departs = (
-        "L is the smallest constant that the drawn tasks allow where the proofs take 100, at which most thresholds are empty. "
-        "C is 1/(1280 L⁵σ²), which η₂t/32L = 5C/4 gives; printed is 1/(819.2 L⁵σ²)."
-    )
-    claims = CLAIMS
-
-    def draw(self, rows: list[Row]) -> Any:
-        return draw_panels(*panels(rows), size=(4.2, 3.2))
 
 
 def panels(table: list[Row]) -> list[Any]:

@@ -1,25 +1,22 @@
-"""What the theory says of the step size on one quadratic: T1 to T6, each with numbers.
-
-`parts` and `claims` stand by themselves, so that a sheet of several theorems is put together from such files.
-"""
+"""The theorems on the step size of one quadratic, T1 to T6: what is computed for each, and what is claimed of it."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from theodolite.experiments import Figure, at_least, at_most, equal, measured, rows, sizes, within
+from theodolite.experiments import at_least, at_most, equal, measured, rows, sizes, within
 from theodolite.experiments.claims import Claim
-from theodolite.experiments.lab.panels import curves, draw_panels, scatter
+from theodolite.experiments.lab.panels import curves, scatter
 from theodolite.experiments.query import Column, Value, select
 from theodolite.experiments.step_size import paper
 from theodolite.experiments.step_size.quadratics import quadratic
-from theodolite.experiments.study import InParts, grid
+from theodolite.experiments.study import grid
 from theodolite.measures.fits import straight_line
 from theodolite.measures.stepsize import descend_rate, meta_gradient_health, optimal_rate, stable_meta_gradient
 from theodolite.results import Row
@@ -229,16 +226,6 @@ def jobs(p: Any) -> Iterator[dict[str, Any]]:
     yield from grid(p, "draws", part=["constants"], d=p.ds, seed=[0])
 
 
-class QuadraticTheory(InParts):
-    """The statements on one quadratic, one computation for each."""
-
-    sizes = SIZES
-    parts: ClassVar[Mapping[str, Callable[[Mapping[str, Any]], Iterator[Row]]]] = PARTS
-
-    def jobs(self, p: Any) -> Iterator[dict[str, Any]]:
-        yield from jobs(p)
-
-
 last, slopes, signs, bounds = (rows(part=part) for part in ("last iterate", "exponents", "one sign change", "bounds"))
 convergence, autograd, constants = (rows(part=part) for part in ("convergence", "autograd", "constants"))
 well_conditioned = rows(part="well conditioned")
@@ -335,27 +322,14 @@ CLAIMS: dict[str, Claim] = {
 }
 
 
-def draw(rows: list[Row]) -> Any:
+def panels(rows: list[Row]) -> list[Any]:
     """F' around its root at several horizons, and what single precision makes of it by the size of the loss."""
     lines = [{**row, "t": row["steps"]} for row in select(rows, part="shape")]
     cells = [row for row in select(rows, part="autograd", form="eigenvectors") if row["dtype"] == "float32"]
-    sizes = {"xlabel": "steps of gradient descent t", "ylabel": "log₁₀ f(w_t)", "by": "health"}
-    return draw_panels(
-        curves(lines, "rate", "slope", by="t", markers=False, xlabel="learning rate η", ylabel="F′(η)").line(y=0.0),
-        scatter(cells, "steps", "log10_loss", **sizes).line(y=38.5, label="largest number of float32"),
-        size=(4.4, 3.4),
-    )
-
-
-class Theorems(Figure):
-    """The theory of the step size, statement by statement.
-
-    T1: the gradient of the last loss vanishes or explodes. T2 to T4: that of (1/t) log f has one root, and is bounded from both
-    sides. T5: descending on it converges. T6: autograd fails where the loss leaves the range of the numbers.
-    """
-
-    study, id, where = QuadraticTheory(), "step-size/theorems", "Wang et al. 2021, section 3 and appendix A; Wu 2023, section 5.3"
-    claims = CLAIMS
-
-    def draw(self, rows: list[Row]) -> Any:
-        return draw(rows)
+    look = {"xlabel": "steps of gradient descent t", "ylabel": "log₁₀ f(w_t)", "by": "health", "title": "T6: autograd in float32"}
+    return [
+        curves(
+            lines, "rate", "slope", by="t", markers=False, xlabel="learning rate η", ylabel="F′(η)", title="T2: one root"
+        ).line(y=0.0),
+        scatter(cells, "steps", "log10_loss", **look).line(y=38.5, label="largest number of float32"),
+    ]
