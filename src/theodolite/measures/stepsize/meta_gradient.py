@@ -299,8 +299,12 @@ class MetaObjective:
         moved = torch.zeros(len(self.names), dtype=torch.float64) if shifts is None else shifts
         found = run(self.unrolled, self.objective, moved, count=count)
         if _at_rounding(found, self.unrolled.problem.dtype) and not self.unrolled.double:
+            try:
+                self.unrolled = Unrolled(self.task, double=True)
+            except (RuntimeError, ValueError):  # the model holds numbers that are no buffers
+                self.notes.append("the loss came near the rounding of float32, and the model cannot be run in float64")
+                return found  # type: ignore[no-any-return]
             self.notes.append("the loss came near the rounding of float32: the run was repeated in float64")
-            self.unrolled = Unrolled(self.task, double=True)
             found = run(self.unrolled, self.objective, moved)
         return found  # type: ignore[no-any-return]
 
