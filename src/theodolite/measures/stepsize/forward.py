@@ -17,7 +17,7 @@ from torch import Tensor
 from theodolite.errors import NonFiniteError
 from theodolite.measures.stepsize.objectives import Objective, Scaled, score, score_slope
 from theodolite.measures.stepsize.unrolled import Slope, Unrolled, log_norms
-from theodolite.measures.stepsize.update_rules import Moved, Value
+from theodolite.measures.stepsize.update_rules import Moved, Value, add_to
 
 #: Directions of lengths outside these bounds are brought back to length one.
 SHORT, LONG = 1e-3, 1e3
@@ -56,6 +56,7 @@ class Tangents:
         shape = (count, 1 + len(unrolled.rule.columns), len(unrolled.vector))
         self.rows = unrolled.vector.new_zeros(shape)
         self.lengths = torch.zeros(count, dtype=torch.float64)
+        self.norms = torch.full_like(self.lengths, -math.inf)  # the logarithms of those of the rows
 
     @property
     def of_weights(self) -> Tensor:
@@ -70,6 +71,7 @@ class Tangents:
             self.rows *= (-shift).exp().to(self.rows)[:, None, None]
             self.lengths += shift
             norms = torch.where(known, 0.0, norms)
+        self.norms = norms
         return self.lengths + norms
 
     def along(self, gradient: Tensor) -> Scaled:
@@ -130,16 +132,16 @@ def _carry(
 ) -> None:
     """T ← A T + b, before the weights move."""
     assert slope.products is not None
-    before = log_norms(carried.rows)
     products = slope.products(carried.of_weights)
     walk.products += len(products)
     walk.bytes = max(walk.bytes, slope.bytes + 3 * carried.rows.nbytes + products.nbytes)
     rows = unrolled.rule.carry(carried.rows, products, moved, at, step)
-    walk.growths.append((log_norms(rows) - before).tolist())
+    walk.growths.append((log_norms(rows) - carried.norms).tolist())
     for row, length, (name, by) in zip(rows, carried.lengths.tolist(), slopes, strict=True):
         share = math.exp(-length)
         if share > 0.0:
-            row += unrolled.rule.source(name, by * share, moved, at, step)
+            for place, vector, factor in unrolled.rule.source(name, by * share, moved, at, step):
+                add_to(row[place], vector, factor)
     carried.rows = rows
     walk.lengths.append(carried.normalise().tolist())
 

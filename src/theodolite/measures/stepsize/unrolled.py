@@ -23,7 +23,8 @@ from theodolite.operators.linear_stacks.recognition import find_stack
 from theodolite.problem import Batch, Problem, join_like
 from theodolite.problem.batches import BatchParser, is_bare, read_data
 from theodolite.problem.calling import ModelCall
-from theodolite.problem.derivatives.second_order import refuse_first_order_layers
+from theodolite.problem.derivatives.exact_derivatives import ExactDerivatives
+from theodolite.problem.derivatives.second_order import refuse_first_order_layers, second_order_kernels
 from theodolite.training.fleets.state import stack_replicas
 from theodolite.training.schedules import Feed, as_schedule
 
@@ -122,8 +123,8 @@ class Unrolled:
 
     @unbroken_context
     def training(self) -> Iterator[None]:
-        """The state in which the model is called, and its parameters are left alone by autograd between the calls."""
-        with self.problem.session(), torch.no_grad():
+        """The state in which the model is called; between the calls autograd is off."""
+        with self.problem.session(second=False), second_order_kernels(), torch.no_grad():
             yield
 
     def batches(self, first: int = 0, last: int | None = None) -> Iterator[Batch]:
@@ -150,7 +151,8 @@ class Unrolled:
             return Slope(float(run.loss), gradient, lambda rows: _in_chunks(found.product, rows))
         leaves = self.problem.parameters
         with unbroken(torch.enable_grad()):
-            loss = self._call({}, batch, place).loss
+            with ExactDerivatives():
+                loss = self._call({}, batch, place).loss
             grads = torch.autograd.grad(loss, leaves, create_graph=products, allow_unused=True)
         gradient = join_like([None if g is None else g.detach() for g in grads], leaves)
         if not products:
@@ -160,7 +162,7 @@ class Unrolled:
 
     def loss_of(self, vector: Tensor, batch: Batch, place: int) -> Tensor:
         """The loss of a batch at weights of its own, with its graph."""
-        with unbroken(torch.enable_grad()):
+        with unbroken(torch.enable_grad()), ExactDerivatives():
             return self._call(self.problem.tensors(self._split(vector)), batch, place).loss
 
     def score_of(self, vector: Tensor) -> Tensor:
