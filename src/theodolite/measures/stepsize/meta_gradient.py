@@ -377,13 +377,13 @@ def _growth(walk: Walk) -> float:
     slope of its length overstates it by 1/t where the source grows alike. The smaller is taken.
     """
     half = len(walk.growths) // 2
-    steps = len(walk.growths) - half
+    steps = (len(walk.growths) - half - 1) * walk.every
     by_step = [_mean(column) for column in zip(*walk.growths[half:], strict=True)]
     if not walk.lengths:
         return max(by_step, default=0.0)
-    ends = [(last - first) / (steps - 1) if steps > 1 else 0.0 for first, last in zip(walk.lengths[half], walk.lengths[-1], strict=True)]
-    found = [min(a, b) for a, b in zip(by_step, ends, strict=True) if math.isfinite(a) and math.isfinite(b)]
-    return max(found, default=0.0)
+    ends = [(last - first) / steps if steps else math.inf for first, last in zip(walk.lengths[half], walk.lengths[-1], strict=True)]
+    found = [min(a, b) for a, b in zip(by_step, ends, strict=True)]
+    return max((growth for growth in found if math.isfinite(growth)), default=0.0)
 
 
 def _mean(column: Sequence[float]) -> float:
@@ -424,10 +424,11 @@ def _health(
 
 
 def _trace(walk: Walk, names: Sequence[str]) -> tuple[Row, ...]:
-    """Loss and lengths of the tangents at up to `TRACE` steps."""
-    every = max(1, -(-len(walk.losses) // TRACE))
+    """Loss and lengths of the tangents at up to `TRACE` steps; the logarithms of lengths, NaN where there is no tangent."""
+    every = walk.every * max(1, -(-len(walk.losses) // (TRACE * walk.every)))
     rows = []
-    for step in range(0, len(walk.losses), every):
-        lengths = walk.lengths[step] if step < len(walk.lengths) else []
-        rows.append({"step": step, "loss": walk.losses[step], **{f"length of {n}": v for n, v in zip(names, lengths, strict=False)}})
-    return tuple(row for row in rows if len(row) == len(rows[0]))
+    for step in range(walk.every - 1, len(walk.losses), every):
+        place = step // walk.every
+        lengths = walk.lengths[place] if place < len(walk.lengths) else [math.nan] * len(names)
+        rows.append({"step": step, "loss": walk.losses[step], **{f"length of {n}": v for n, v in zip(names, lengths, strict=True)}})
+    return tuple(rows)
