@@ -142,16 +142,17 @@ def _carry(
     walk.products += len(products)
     walk.bytes = max(walk.bytes, slope.bytes + 3 * carried.rows.nbytes + products.nbytes)
     look = step % carried.every == carried.every - 1
-    rows = unrolled.rule.carry(carried.rows, products, moved, at, step)
-    if look:
-        walk.growths.append((log_norms(rows) - log_norms(carried.rows)).tolist())
+    rows = carried.rows
+    before = log_norms(rows) if look else None
+    unrolled.rule.carry(rows, products, moved, at, step)
+    if before is not None:
+        walk.growths.append((log_norms(rows) - before).tolist())
     for row, length, (name, by) in zip(rows, carried.lengths.tolist(), slopes, strict=True):
         # A source that would have to be enlarged beyond the range of the numbers is below it, and zero.
         share = math.exp(min(-length, carried.largest))
         if share > 0.0:
             for place, vector, factor in unrolled.rule.source(name, by * share, moved, at, step):
                 add_to(row[place], vector, factor)
-    carried.rows = rows
     if look:
         walk.every = carried.every
         walk.lengths.append(carried.normalise().tolist())

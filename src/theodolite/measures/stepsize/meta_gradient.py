@@ -377,13 +377,23 @@ def _growth(walk: Walk) -> float:
     slope of its length overstates it by 1/t where the source grows alike. The smaller is taken.
     """
     half = len(walk.growths) // 2
-    steps = (len(walk.growths) - half - 1) * walk.every
     by_step = [_mean(column) for column in zip(*walk.growths[half:], strict=True)]
     if not walk.lengths:
-        return max(by_step, default=0.0)
-    ends = [(last - first) / steps if steps else math.inf for first, last in zip(walk.lengths[half], walk.lengths[-1], strict=True)]
-    found = [min(a, b) for a, b in zip(by_step, ends, strict=True)]
+        return max((growth for growth in by_step if math.isfinite(growth)), default=0.0)
+    lengths = torch.tensor(walk.lengths, dtype=torch.float64)
+    # A factor of the schedule has no tangent before its time, and then one that begins to grow.
+    known = torch.isfinite(lengths[min(1, len(lengths) - 1)])
+    found = [min(a, b) for a, b, use in zip(by_step, _slopes(lengths[half:], walk.every), known.tolist(), strict=True) if use]
     return max((growth for growth in found if math.isfinite(growth)), default=0.0)
+
+
+def _slopes(columns: Tensor, every: int) -> list[float]:
+    """Least-squares slopes of the columns against the step."""
+    if len(columns) < 2:
+        return [math.inf] * columns.shape[1]
+    steps = torch.arange(len(columns), dtype=torch.float64) * every
+    steps -= steps.mean()
+    return ((steps @ (columns - columns.mean(0))) / steps.square().sum()).tolist()  # type: ignore[no-any-return]
 
 
 def _mean(column: Sequence[float]) -> float:

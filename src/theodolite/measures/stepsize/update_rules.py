@@ -47,8 +47,8 @@ class Rule(Protocol):
     def advance(self, weights: Tensor, columns: list[Tensor], gradient: Tensor, at: Settings, count: int) -> Moved:
         """The step, out of place."""
 
-    def carry(self, tangents: Tensor, products: Tensor, moved: Moved, at: Settings, count: int) -> Tensor:
-        """A T for rows (k, 1 + columns, p) of tangents and products (k, p) of the Hessian with their first parts."""
+    def carry(self, tangents: Tensor, products: Tensor, moved: Moved, at: Settings, count: int) -> None:
+        """T ← A T in place, for rows (k, 1 + columns, p) of tangents and products (k, p) of the Hessian with their first parts."""
 
     def source(self, name: str, slope: Value, moved: Moved, at: Settings, count: int) -> Source:
         """b of the setting `name`, which moves by `slope`."""
@@ -84,14 +84,14 @@ class Descent:
             new = [velocity]
         return Moved(_plus(weights, update, -at["lr"]), new, {**kept, "update": update})
 
-    def carry(self, tangents: Tensor, products: Tensor, moved: Moved, at: Settings, count: int) -> Tensor:
-        pulled = _plus(products, tangents[:, 0], at["weight_decay"])
-        if not self.velocity:
-            return _plus(tangents[:, 0], pulled, -at["lr"])[:, None]
-        share = self._share(count)
-        velocity = _plus(pulled if share == 1.0 else share * pulled, tangents[:, 1], at["momentum"])
-        update = _plus(pulled, velocity, at["momentum"]) if self.nesterov else velocity
-        return torch.stack([_plus(tangents[:, 0], update, -at["lr"]), velocity], dim=1)
+    def carry(self, tangents: Tensor, products: Tensor, moved: Moved, at: Settings, count: int) -> None:
+        weights = tangents[:, 0]
+        pulled = update = _plus(products, weights, at["weight_decay"])
+        if self.velocity:
+            share, velocity = self._share(count), tangents[:, 1]
+            _plus(pulled if share == 1.0 else share * pulled, velocity, at["momentum"], out=velocity)
+            update = _plus(pulled, velocity, at["momentum"]) if self.nesterov else velocity
+        _plus(weights, update, -at["lr"], out=weights)
 
     def source(self, name: str, slope: Value, moved: Moved, at: Settings, count: int) -> Source:
         kept, rate = moved.kept, at["lr"]
@@ -136,14 +136,16 @@ class AdaptiveMoments:
         kept |= {"root": root, "scale": scale, "update": update, "new_mean": mean, "new_square": square}
         return Moved(_plus(start, update, -at["lr"]), [mean, square], kept)
 
-    def carry(self, tangents: Tensor, products: Tensor, moved: Moved, at: Settings, count: int) -> Tensor:
+    def carry(self, tangents: Tensor, products: Tensor, moved: Moved, at: Settings, count: int) -> None:
+        weights, mean, square = tangents.unbind(1)
         pulled = products if self.decoupled else _plus(products, tangents[:, 0], at["weight_decay"])
         first, second = at["beta1"], at["beta2"]
-        mean = first * tangents[:, 1] + (1 - first) * pulled
-        square = second * tangents[:, 2] + 2 * (1 - second) * moved.kept["gradient"] * pulled
-        shift = self._update(mean / _correction(first, count), square / _correction(second, count), moved)
-        start = tangents[:, 0] * (1 - at["lr"] * at["weight_decay"]) if self.decoupled else tangents[:, 0]
-        return torch.stack([start - at["lr"] * shift, mean, square], dim=1)
+        add_to(mean.mul_(first), pulled, 1 - first)
+        square.mul_(second).add_(2 * (1 - second) * moved.kept["gradient"] * pulled)
+        update = self._update(mean / _correction(first, count), square / _correction(second, count), moved)
+        if self.decoupled:
+            weights.mul_(1 - at["lr"] * at["weight_decay"])
+        add_to(weights, update, -at["lr"])
 
     def _update(self, mean: Value, square: Value, moved: Moved) -> Tensor:
         """The derivative of m̂/(√ŝ + ε) where m̂ and ŝ move."""
@@ -200,14 +202,15 @@ class RootMeanSquare:
             new = [square, update]
         return Moved(_plus(weights, update, -at["lr"]), new, {**kept, "update": update})
 
-    def carry(self, tangents: Tensor, products: Tensor, moved: Moved, at: Settings, count: int) -> Tensor:
-        pulled = _plus(products, tangents[:, 0], at["weight_decay"])
-        square = at["alpha"] * tangents[:, 1] + 2 * (1 - at["alpha"]) * moved.kept["gradient"] * pulled
+    def carry(self, tangents: Tensor, products: Tensor, moved: Moved, at: Settings, count: int) -> None:
+        weights, square = tangents[:, 0], tangents[:, 1]
+        pulled = _plus(products, weights, at["weight_decay"])
+        square.mul_(at["alpha"]).add_(2 * (1 - at["alpha"]) * moved.kept["gradient"] * pulled)
         update = self._quotient(pulled, square, moved)
-        if not self.velocity:
-            return torch.stack([_plus(tangents[:, 0], update, -at["lr"]), square], dim=1)
-        update = _plus(update, tangents[:, 2], at["momentum"])
-        return torch.stack([_plus(tangents[:, 0], update, -at["lr"]), square, update], dim=1)
+        if self.velocity:
+            velocity = tangents[:, 2]
+            update = _plus(update, velocity, at["momentum"], out=velocity)
+        add_to(weights, update, -at["lr"])
 
     def _quotient(self, pulled: Value, square: Tensor, moved: Moved) -> Tensor:
         """The derivative of q where g̃ and s' move."""
@@ -247,11 +250,11 @@ def _root_slope(root: Tensor) -> Tensor:
     return torch.where(root > 0, 0.5 / root, 0.0)
 
 
-def _plus(to: Tensor, what: Tensor, times: Value) -> Tensor:
+def _plus(to: Tensor, what: Tensor, times: Value, out: Tensor | None = None) -> Tensor:
     """`to + times * what` in one pass over memory."""
     if isinstance(times, Tensor):
-        return torch.addcmul(to, what, times)
-    return to if times == 0.0 else torch.add(to, what, alpha=times)
+        return torch.addcmul(to, what, times, out=out)
+    return to if times == 0.0 and out is None else torch.add(to, what, alpha=times, out=out)
 
 
 def add_to(to: Tensor, what: Tensor, times: Value) -> None:
