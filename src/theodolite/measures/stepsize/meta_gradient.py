@@ -336,8 +336,8 @@ class MetaObjective:
         gradient, log_scale = (dict(zip(self.names, part, strict=True)) for part in (numbers, logs))
         slope = {name: value for name, (value, _) in slopes.items()}
         agreement = {name: _agreement(gradient[name], value) for name, value in slope.items()}
-        growth = _growth(walk)
-        health = _health(self, found, growth, log_scale, gradient, slope, agreement)
+        growth, most = _growth(walk)
+        health = _health(self, found, most, log_scale, gradient, slope, agreement)
         return MetaGradient(
             value=found.value,
             loss=found.loss,
@@ -370,21 +370,32 @@ def _at_rounding(found: Evaluated, dtype: torch.dtype) -> bool:
     return not found.loss > torch.finfo(dtype).eps ** 1.5 * abs(found.walk.losses[0])
 
 
-def _growth(walk: Walk) -> float:
-    """The rate at which a perturbation grows per step in the second half of the run, by the tangent that grows fastest.
+def _growth(walk: Walk) -> tuple[float, float]:
+    """The rate at which a perturbation grows per step, and the logarithm of the most that one has grown by.
 
-    What a step makes of a tangent without its source overstates it where the source turns the tangent anew in every step; the
-    slope of its length overstates it by 1/t where the source grows alike. The smaller is taken.
+    The rate is that of the second half of the run, or on the way to the most where that is `EXPLODES`, by the tangent that grows
+    fastest. What a step makes of a tangent without its source overstates it where the source turns the tangent anew in every step;
+    the slope of its length overstates it by 1/t where the source grows alike. The smaller is taken.
     """
+    if not walk.growths:
+        return 0.0, 0.0
     half = len(walk.growths) // 2
-    by_step = [_mean(column) for column in zip(*walk.growths[half:], strict=True)]
-    if not walk.lengths:
-        return max((growth for growth in by_step if math.isfinite(growth)), default=0.0)
-    lengths = torch.tensor(walk.lengths, dtype=torch.float64)
-    # A factor of the schedule has no tangent before its time, and then one that begins to grow.
-    known = torch.isfinite(lengths[min(1, len(lengths) - 1)])
-    found = [min(a, b) for a, b, use in zip(by_step, _slopes(lengths[half:], walk.every), known.tolist(), strict=True) if use]
-    return max((growth for growth in found if math.isfinite(growth)), default=0.0)
+    found = [_mean(column) for column in zip(*walk.growths[half:], strict=True)]
+    if walk.lengths:
+        lengths = torch.tensor(walk.lengths, dtype=torch.float64)
+        # A factor of the schedule has no tangent before its time, and then one that begins to grow.
+        known = torch.isfinite(lengths[min(1, len(lengths) - 1)]).tolist()
+        found = [min(a, b) for a, b, use in zip(found, _slopes(lengths[half:], walk.every), known, strict=True) if use]
+        steps = torch.arange(len(lengths), dtype=torch.float64) * walk.every + walk.every
+        first = torch.where(torch.isfinite(lengths), lengths, -math.inf)[: 2 * walk.every].amax(0)
+        grown = (lengths - first - steps.log()[:, None])[:, known]  # sources alone make a tangent longer by t
+    else:
+        grown = torch.tensor(walk.growths, dtype=torch.float64).flip(0).cumsum(0)
+    rate = max((growth for growth in found if math.isfinite(growth)), default=0.0)
+    grown = torch.where(torch.isfinite(grown), grown, -math.inf).amax(1) if grown.numel() else torch.zeros(1).double()
+    most, place = float(grown.max()), int(grown.argmax())
+    on_the_way = most / ((place + 1) * walk.every) if most > EXPLODES else -math.inf
+    return max(rate, on_the_way), max(most, rate * len(walk.losses))
 
 
 def _slopes(columns: Tensor, every: int) -> list[float]:
@@ -411,7 +422,7 @@ def _agreement(derivative: float, slope: float) -> float:
 def _health(
     training: MetaObjective,
     found: Evaluated,
-    growth: float,
+    most: float,
     log_scale: Mapping[str, float],
     gradient: Mapping[str, float],
     slope: Mapping[str, float],
@@ -419,7 +430,7 @@ def _health(
 ) -> Health:
     if found.walk.diverged or not math.isfinite(found.loss):
         return "diverged"
-    if growth * len(found.walk.losses) > EXPLODES or any(math.isinf(g) for g in gradient.values()):
+    if most > EXPLODES or any(math.isinf(g) for g in gradient.values()):
         return "explodes"
     # How large a derivative changes the loss by its own size: the score is a logarithm over steps, or the loss itself.
     log = training.objective == "log_last"
