@@ -106,13 +106,13 @@ RANGES: tuple[Range, ...] = (
     Range("above 0 and at most 1000", lambda v: is_finite(v) and 0 < v <= 1000, "mlp_ratio"),
     Range("0 or more and finite", lambda v: is_finite(v) and v >= 0,
         "compare_readouts.shift train_shift slack tolerance eta until Fleet.train.until spread ridge noise gamma "
-        "weight_decay scale std within offset kernel_fall final rms classify_run.rise Adam.eps Fleet.eps cyclical_rate.low "
+        "weight_decay scale std within offset kernel_fall final rms classify_run.rise Adam.eps RMSprop.eps Fleet.eps cyclical_rate.low "
         "half_sum_rate.rate overfitting_dictionary.radius gaussian_dictionary_world.radius Fleet.train.schedule "
         "Fleet.rate stability.rate kl risk_certificate.penalty all_bounds.penalty"),
     Range("above 0 and below 1", lambda v: is_finite(v) and 0 < v < 1,
         "tol level hidden_fraction threshold train_share choose_dictionary.held_out beta delta delta_draws split guessing"),
     Range("above 0 and at most 1", lambda v: is_finite(v) and 0 < v <= 1, "transfer_certificate.mu safe_share settled"),
-    Range("0 or more and below 1", lambda v: is_finite(v) and 0 <= v < 1, "momentum held_out quantile"),
+    Range("0 or more and below 1", lambda v: is_finite(v) and 0 <= v < 1, "momentum alpha held_out quantile"),
     Range("from 0 to 1", lambda v: is_finite(v) and 0 <= v <= 1,
         "share coherence probability mean_cos class_frac label_noise dampening empirical ebar"),
     Range("above 1 and finite", lambda v: is_finite(v) and v > 1, "ratio rise"),
