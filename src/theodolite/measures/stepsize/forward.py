@@ -53,6 +53,7 @@ class Evaluated:
     loss: float
     gradient: Scaled | None
     walk: Walk
+    error: Tensor | None = None  # standard errors of a gradient that was estimated
 
 
 class Tangents:

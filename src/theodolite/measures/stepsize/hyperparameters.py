@@ -286,7 +286,7 @@ class Hyperparameters:
         fixed = {setting: self._spread(self._setting(setting, shifts)) for setting in self._base}
         if self.schedule is None and not self._knotted:
             return lambda step: fixed
-        return lambda step: {**fixed, "lr": fixed["lr"] * self._factor(step, shifts)}
+        return lambda step: {**fixed, "lr": fixed["lr"] * self.factor(step, shifts)}
 
     def slopes(self, shifts: Tensor) -> Callable[[int], list[tuple[str, Value]]]:
         """step -> for every hyperparameter the setting that moves, and how fast in θ (zero for parameters that it does not reach)."""
@@ -298,7 +298,7 @@ class Hyperparameters:
             fixed.append((setting, self._spread(slope * self._reached(h))))
 
         def of(step: int) -> list[tuple[str, Value]]:
-            factor = self._factor(step, shifts)
+            factor = self.factor(step, shifts)
             weights = self._weights(step) if self._knotted else []
             found: list[tuple[str, Value]] = []
             for h, shift, (setting, slope) in zip(self.named, shifts.tolist(), fixed, strict=True):
@@ -309,6 +309,10 @@ class Hyperparameters:
             return found
 
         return of
+
+    def by_tensor(self, shifts: Tensor) -> dict[str, Tensor]:
+        """The settings of the rule for every parameter tensor, before the schedule."""
+        return {setting: self._setting(setting, shifts) for setting in self._base}
 
     @property
     def _knotted(self) -> bool:
@@ -336,7 +340,7 @@ class Hyperparameters:
         shared = bool((by_tensor == by_tensor[0]).all())
         return float(by_tensor[0]) if shared else by_tensor.repeat_interleave(self._sizes).to(self._dtype)
 
-    def _factor(self, step: int, shifts: Tensor) -> Any:
+    def factor(self, step: int, shifts: Tensor) -> Any:
         """What the learning rate is multiplied with in a step; a number unless the shifts are differentiated."""
         factor: Any = 1.0 if self.schedule is None else nonnegative(f"what schedule gives for step {step}", self.schedule(step))
         if not self._knotted:

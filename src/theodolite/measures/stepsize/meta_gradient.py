@@ -12,12 +12,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from theodolite.arguments import a_text, also_called, checked, count, nonnegative, number_in, one_of, optional, shown
+from theodolite.arguments import a_text, also_called, checked, count, nonnegative, number_in, one_of, optional, positive
 from theodolite.arguments import seed as a_seed
 from theodolite.measures.stepsize.forward import Evaluated, Walk, run_forward
 from theodolite.measures.stepsize.hyperparameters import Units
 from theodolite.measures.stepsize.objectives import Objective, an_objective
 from theodolite.measures.stepsize.reverse import run_reverse
+from theodolite.measures.stepsize.smoothed import run_smoothed
 from theodolite.measures.stepsize.unrolled import Task, Unrolled, refuse_overlap
 from theodolite.problem.arguments import a_factory, a_loss, some_data
 from theodolite.progress import counting
@@ -47,7 +48,7 @@ class MetaGradient(Result):
     `value` is the score F and `loss` the loss it is made of; `gradient` is dF/dθ, θ in `units`, at the hyperparameters `values`, and
     `log_scale` the logarithm of its size, which also holds where the number itself is too large for a float. `growth` is the rate at
     which a small change of the weights grows per step in the second half of the run, `horizon` the steps in which it becomes e
-    times as large (infinite where it does not). `slope` is that of F over one percent to either side, and `agreement` 1 where
+    times as large (infinite where it does not; both are NaN where no derivative was taken). `slope` is that of F over one percent to either side, and `agreement` 1 where
     the derivative equals it, 0 and less where the two have nothing in common. `gradients` counts gradients of a batch and `products` those of
     Hessians with vectors, in all runs. `error` is the standard error of a smoothed gradient.
     """
@@ -107,7 +108,8 @@ class MetaGradient(Result):
         for name, log_size in self.log_scale.items():
             percent = log_size - self._log_of_relative()
             sign = "-" if math.copysign(1.0, self.gradient[name]) < 0 else "+"
-            parts.append(f"{name} {_as_percent(sign, percent)}")
+            error = "" if self.error is None or not self.gradient[name] else f" (± {abs(100 * self.error[name] / self.gradient[name]):.0f} % of that)"
+            parts.append(f"{name} {_as_percent(sign, percent)}{error}")
         unit = "1 % more" if self.units == "log" else "0.01 more"
         return f"{unit} of it changes that by, to first order: {', '.join(parts)}"
 
@@ -163,6 +165,8 @@ def _as_percent(sign: str, log_size: float) -> str:
     eps=optional(nonnegative),
     alpha=optional(number_in(least=0, below=1)),
     knots=count,
+    pairs=count,
+    spread=positive,
     target=a_text,
     seed=a_seed,
 )
@@ -191,6 +195,8 @@ def meta_gradient(
     alpha: float | None = None,
     schedule: Any = None,
     knots: int = 5,
+    pairs: int = 16,
+    spread: float = 0.1,
     check: bool = True,
     target: str = "labels",
     seed: int = 0,
@@ -217,6 +223,7 @@ def meta_gradient(
             the values themselves.
         lr, momentum, dampening, nesterov, weight_decay, betas, eps, alpha: of the optimizer; None keeps its own.
         schedule: factor on the learning rate as a function of the step, or a table `{first step: factor}`.
+        pairs, spread: of the smoothed mode: runs on both sides of θ in Gaussian directions, and their standard deviation in θ.
         check: also train with each hyperparameter one percent up and down, for `slope` and `agreement`.
         seed: of the model and of the order of the data.
 
@@ -241,7 +248,8 @@ def meta_gradient(
     task = Task(
         factory, optimizer, train, valid, loss, steps, names, settings, _split(split, valid), schedule, knots, units, batch_size, seed, target
     )
-    training = MetaObjective(task, objective, mode=mode, segment=segment)
+    training = MetaObjective(task, objective, mode=mode, segment=segment, pairs=pairs, spread=spread)
+    check = check and mode != "smoothed"
     with counting("meta-gradient", progress=progress, total=steps * (1 + (2 * len(training.names) if check else 0))) as tick:
         found = training.derivative(count=tick)
         slopes = training.slopes(found, count=tick) if check else {}
@@ -262,11 +270,21 @@ class MetaObjective:
     float64, and stays there.
     """
 
-    def __init__(self, task: Task, objective: Objective = "log_last", *, mode: Mode = "forward", segment: int | None = None) -> None:
+    def __init__(
+        self,
+        task: Task,
+        objective: Objective = "log_last",
+        *,
+        mode: Mode = "forward",
+        segment: int | None = None,
+        pairs: int = 16,
+        spread: float = 0.1,
+    ) -> None:
         if not task.hyper:
             raise ValueError("hyper must name at least one hyperparameter, such as 'lr'.")
         self.task, self.objective, self.mode, self.segment = task, objective, mode, segment
-        self.unrolled = Unrolled(task)
+        self.pairs, self.spread = pairs, spread
+        self.unrolled = Unrolled(task, derivatives=mode != "smoothed")
         if task.valid is not None:
             refuse_overlap(self.unrolled.score.on(task.train), self.unrolled.score.on(task.valid))
         self.notes: list[str] = []
@@ -288,8 +306,16 @@ class MetaObjective:
 
     def derivative(self, shifts: Tensor | None = None, *, count: Callable[[int], None] = lambda steps: None) -> Evaluated:
         """F and dF/dθ where θ has moved by `shifts`."""
+        if self.mode == "smoothed":
+            return self._smoothed(shifts, count)
         run = partial(run_reverse, segment=self.segment) if self.mode == "reverse" else run_forward
         return self._exact(run, shifts, count)
+
+    def _smoothed(self, shifts: Tensor | None, count: Callable[[int], None]) -> Evaluated:
+        moved = torch.zeros(len(self.names), dtype=torch.float64) if shifts is None else shifts
+        names, how = self.unrolled.problem.selection.keys, {"pairs": self.pairs, "spread": self.spread}
+        found, error = run_smoothed(self.task, self.unrolled.hyper, names, self.objective, moved, **how, count=count)  # type: ignore[arg-type]
+        return replace(found, error=error)
 
     def evaluate(self, shifts: Tensor | None = None, *, count: Callable[[int], None] = lambda steps: None) -> Evaluated:
         """F alone."""
@@ -335,6 +361,7 @@ class MetaObjective:
         numbers = [math.nan] * len(self.names) if found.gradient is None else found.gradient.numbers()
         gradient, log_scale = (dict(zip(self.names, part, strict=True)) for part in (numbers, logs))
         slope = {name: value for name, (value, _) in slopes.items()}
+        error = None if found.error is None else dict(zip(self.names, found.error.tolist(), strict=True))
         agreement = {name: _agreement(gradient[name], value) for name, value in slope.items()}
         growth, most = _growth(walk)
         health = _health(self, found, most, log_scale, gradient, slope, agreement)
@@ -345,7 +372,7 @@ class MetaObjective:
             log_scale=log_scale,
             values=at,
             growth=growth,
-            horizon=1.0 / growth if growth > 0 else math.inf,
+            horizon=1.0 / growth if growth > 0 else growth if math.isnan(growth) else math.inf,
             slope=slope,
             agreement=agreement,
             health=health,
@@ -356,10 +383,11 @@ class MetaObjective:
             steps=self.task.steps,
             gradients=walk.gradients + sum(gradients for _, gradients in slopes.values()),
             products=walk.products,
+            error=error,
             trace=_trace(walk, self.names),
             outcome=Outcome.DIVERGED if health == "diverged" else Outcome.FINISHED,
             seed=self.task.seed,
-            cost=Cost(seconds, self.unrolled.route, walk.bytes, tuple(dict.fromkeys(self.notes))),
+            cost=Cost(seconds, "one fleet" if self.mode == "smoothed" else self.unrolled.route, walk.bytes, tuple(dict.fromkeys(self.notes))),
         )
 
 
@@ -378,7 +406,7 @@ def _growth(walk: Walk) -> tuple[float, float]:
     the slope of its length overstates it by 1/t where the source grows alike. The smaller is taken.
     """
     if not walk.growths:
-        return 0.0, 0.0
+        return math.nan, 0.0
     half = len(walk.growths) // 2
     found = [_mean(column) for column in zip(*walk.growths[half:], strict=True)]
     if walk.lengths:

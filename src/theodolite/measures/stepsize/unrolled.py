@@ -67,9 +67,10 @@ class Unrolled:
     """A model of one's own whose parameters are views of one flat vector, trained step by step.
 
     `vector` are the weights as they stand; whoever trains writes into it. `score` is the `Problem` that the result is scored on.
+    Without `derivatives` nothing is refused that only these would get wrong.
     """
 
-    def __init__(self, task: Task, *, double: bool = False) -> None:
+    def __init__(self, task: Task, *, double: bool = False, derivatives: bool = True) -> None:
         self.task, self.double = task, double
         self.model = stack_replicas(task.factory, [task.seed]).replica(0).train()
         loss = task.loss
@@ -81,8 +82,9 @@ class Unrolled:
         first = next(iter(self._feed.epoch(0)), None)
         if first is None:
             raise ValueError("train holds no batches.")
-        self.problem = self._checked(Problem, self.model, loss, [self._placed(first)], mode="train", target=task.target)
-        self._refuse()
+        self.problem = self._checked(Problem, self.model, loss, [self._placed(first)], mode="train", target=task.target, check=derivatives)
+        if derivatives:
+            self._refuse()
         data = task.train if task.split == "train" else task.valid
         data = [batch.in_float64() for batch in read_data(data, parse)] if double else data
         self.score = Problem(self.model, loss, data, target=task.target, check=False)
