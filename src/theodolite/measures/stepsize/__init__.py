@@ -2,8 +2,6 @@
 
 from theodolite._names import imported
 from theodolite.measures.stepsize.meta_gradient import MetaGradient as MetaGradient
-from theodolite.measures.stepsize.meta_gradient import MetaObjective as MetaObjective
 from theodolite.measures.stepsize.meta_gradient import meta_gradient as meta_gradient
-from theodolite.measures.stepsize.unrolled import Task as Task
 
 __all__ = sorted(imported(__file__))

@@ -36,6 +36,14 @@ OPTIMIZERS: dict[str, tuple[type[Optimizer], dict[str, Any]]] = {**NAMES, "rmspr
 _FLAGS = ("maximize", "amsgrad", "centered")
 
 
+def two_betas(name: str, value: Any) -> tuple[float, float]:
+    """Two numbers, each of at least 0 and below 1."""
+    if not isinstance(value, tuple | list) or len(value) != 2:
+        raise ValueError(f"{name} must be two numbers, each of at least 0 and below 1. Got {shown(value)}.")
+    first, second = (number_in(least=0, below=1)(f"{name}[{i}]", beta) for i, beta in enumerate(value))
+    return first, second
+
+
 # Optimizers as rules
 
 
@@ -74,8 +82,10 @@ def read_optimizer(optimizer: Any, settings: Mapping[str, Any], parameters: Sequ
 
 def _checked(settings: Mapping[str, Any]) -> dict[str, Any]:
     given = {name: value for name, value in settings.items() if value is not None}
-    rules = {"lr": nonnegative, "weight_decay": nonnegative, "eps": nonnegative, "dampening": number_in(least=0, most=1)}
+    rules: dict[str, Callable[[str, Any], Any]] = {"lr": nonnegative, "weight_decay": nonnegative, "eps": nonnegative}
+    rules["dampening"] = number_in(least=0, most=1)
     rules |= dict.fromkeys(("momentum", "alpha"), number_in(least=0, below=1))
+    rules["betas"] = two_betas
     return {name: rules[name](name, value) if name in rules else value for name, value in given.items()}
 
 

@@ -12,10 +12,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from theodolite.arguments import a_text, also_called, checked, count, nonnegative, number_in, one_of, optional, positive
+from theodolite.arguments import a_text, also_called, checked, count, each, nonnegative, number_in, one_of, optional, positive
 from theodolite.arguments import seed as a_seed
 from theodolite.measures.stepsize.forward import Evaluated, Walk, run_forward
-from theodolite.measures.stepsize.hyperparameters import Units
+from theodolite.measures.stepsize.hyperparameters import Units, two_betas
 from theodolite.measures.stepsize.objectives import Objective, an_objective
 from theodolite.measures.stepsize.reverse import run_reverse
 from theodolite.measures.stepsize.smoothed import run_smoothed
@@ -145,6 +145,11 @@ def _as_percent(sign: str, log_size: float) -> str:
     return f"{sign}{math.exp(log_size):.3g} %"
 
 
+def _names(name: str, value: Any) -> Any:
+    """One name or several."""
+    return value if isinstance(value, str) else each(a_text)(name, value)
+
+
 @also_called(rate="lr")
 @checked(
     factory=a_factory,
@@ -152,6 +157,7 @@ def _as_percent(sign: str, log_size: float) -> str:
     valid=optional(some_data),
     steps=count,
     loss=a_loss,
+    hyper=_names,
     objective=an_objective,
     split=one_of("train", "valid", None),
     mode=one_of("forward", "reverse", "smoothed"),
@@ -162,6 +168,7 @@ def _as_percent(sign: str, log_size: float) -> str:
     momentum=optional(number_in(least=0, below=1)),
     dampening=optional(number_in(least=0, most=1)),
     weight_decay=optional(nonnegative),
+    betas=optional(two_betas),
     eps=optional(nonnegative),
     alpha=optional(number_in(least=0, below=1)),
     knots=count,
@@ -242,7 +249,7 @@ def meta_gradient(
     (0.015625, -0.375)
     """
     began = time.perf_counter()
-    names = (hyper,) if isinstance(hyper, str) else tuple(hyper)
+    names: tuple[str, ...] = (hyper,) if isinstance(hyper, str) else tuple(hyper)
     settings = {"lr": lr, "momentum": momentum, "dampening": dampening, "nesterov": nesterov, "weight_decay": weight_decay}
     settings |= {"betas": betas, "eps": eps, "alpha": alpha}
     task = Task(

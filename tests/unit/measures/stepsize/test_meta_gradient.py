@@ -10,7 +10,8 @@ from torch import nn
 
 import theodolite as th
 from theodolite.errors import ArgumentError, NotRepeatableError
-from theodolite.measures.stepsize import MetaObjective, Task
+from theodolite.measures.stepsize.meta_gradient import MetaObjective
+from theodolite.measures.stepsize.unrolled import Task
 from theodolite.testing import ResultContract, model_state, same
 
 from .cases import MODELS, SETTINGS, as_arguments, data, mlp, trained_score
@@ -305,15 +306,32 @@ def test_a_derivative_may_vanish():
     assert found(make, "sgd", batch, objective="log_last", **how).health == "ok"
 
 
+class Logistic(nn.Module):
+    """A loss f whose step at rate 1 is the logistic map, w − f'(w) = 4w(1 − w): chaotic, bounded, Lyapunov exponent log 2."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.tensor([[0.3]], dtype=torch.float64))
+
+    def forward(self, x):
+        return (2 - 1.5 * self.w**2 + 4 / 3 * self.w**3) * x
+
+
+@pytest.mark.long
 def test_gradients_beyond_floats_are_kept_by_their_logarithm():
-    """f ~ ρ^{2t} and its derivative overflow float64 in 2000 steps of growth 0.34, the weights do not."""
-    make, batch, values, squares = quadratic()
-    share, steps = 2.4, 1000
-    rate = share / float(values[-1])
-    got = found(make, "sgd", batch, loss=half_sum, objective="last", steps=steps, lr=rate, units="natural", check=False)
-    logs = math.log(2 * steps) + 2 * steps * math.log(share - 1)  # up to factors of order one
-    assert got.log_scale["lr"] == pytest.approx(logs, rel=0.02)
+    x, steps = torch.ones(1, 1).double(), 1100
+    got = found(lambda seed: Logistic(), train=(x, x), loss=lambda out, _: out.mean(), steps=steps, lr=1.0, check=False)
+    assert math.isinf(got.gradient["lr"])
+    assert got.log_scale["lr"] == pytest.approx(steps * math.log(2), rel=0.05)
+    assert got.growth == pytest.approx(math.log(2), rel=0.03)
+    assert got.horizon == pytest.approx(1 / math.log(2), rel=0.03)
     assert got.health == "explodes"
+    assert "10^" in got.sentence()
+    back = found(
+        lambda seed: Logistic(), train=(x, x), loss=lambda out, _: out.mean(), steps=steps, lr=1.0, mode="reverse", check=False
+    )
+    assert back.log_scale["lr"] == pytest.approx(got.log_scale["lr"], rel=1e-3)
+    assert back.growth == pytest.approx(math.log(2), rel=0.03)
 
 
 def kinked(activation, rate, steps=200):
@@ -335,3 +353,108 @@ def test_relu_is_kinked_where_gelu_is_not():
     assert "kinked" in relu.sentence()
     assert gelu.health == "ok"
     assert gelu.agreement["lr"] > 0.95
+
+
+# What is refused, and what is left alone
+
+
+class Dropped(nn.Module):
+    def __init__(self, rate):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(5, 7), nn.Dropout(rate), nn.Linear(7, 3)).double()
+
+    def forward(self, x):
+        return self.layers(x)
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "words"),
+    [
+        ({"make": lambda seed: Dropped(0.5)}, NotRepeatableError, "nn.Dropout"),
+        ({"make": lambda seed: nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)).double()}, ValueError, "BatchNorm"),
+        ({"lr": -0.1}, ValueError, "lr must be at least 0"),
+        ({"lr": None}, ValueError, "lr is missing"),
+        ({"lr": 0.0}, ValueError, "no logarithm"),
+        ({"hyper": "momentun"}, ValueError, "nearest: momentum"),
+        ({"hyper": "lr:3"}, ValueError, "nearest: lr"),
+        ({"hyper": ("lr", "lr")}, ValueError, "twice"),
+        ({"hyper": ()}, ValueError, "hyper must be a sequence"),
+        ({"hyper": "beta1"}, ValueError, "SGD has no hyperparameter"),
+        ({"hyper": "weight_decay"}, ValueError, "units='natural'"),
+        ({"split": "valid"}, ValueError, "needs validation data"),
+        ({"valid": data()}, ArgumentError, "also in train"),
+        ({"optimizer": lambda p: torch.optim.Adagrad(p, lr=0.1)}, ValueError, "derivatives are known of SGD"),
+        ({"optimizer": lambda p: torch.optim.Adam(p, lr=0.1, amsgrad=True), "lr": None}, ValueError, "amsgrad"),
+        ({"optimizer": "sdg"}, ValueError, "did you mean 'sgd'"),
+        ({"optimizer": lambda p: torch.optim.SGD(p[:1], lr=0.1)}, ValueError, "in no group"),
+        ({"betas": (0.9, 0.99)}, ValueError, "no setting betas"),
+        ({"make": lambda seed: mlp().half()}, ValueError, "float32"),
+        ({"objective": "lst"}, ValueError, "objective must be"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_explained(given, error, words):
+    with pytest.raises(error, match=words):
+        found(**{"lr": 0.1, "steps": 3, **given})
+
+
+def test_other_values_must_be_hyperparameters_in_their_range():
+    training = MetaObjective(_task(("lr", "momentum")))
+    with pytest.raises(ValueError, match="not among the hyperparameters"):
+        training.at({"lrr": 0.1})
+    with pytest.raises(ValueError, match="below 1"):
+        training.at({"momentum": 1.5})
+
+
+def test_batchnorm_may_be_smoothed():
+    def make(seed):
+        return nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)).double()
+
+    got = found(make, lr=0.1, steps=5, mode="smoothed", pairs=4)
+    assert math.isfinite(got.gradient["lr"])
+    assert got.cost.route == "one fleet"
+
+
+def test_the_model_and_the_random_state_are_left_as_found():
+    model = mlp()
+    before, random = model_state(model), torch.get_rng_state()
+    for mode in ("forward", "reverse", "smoothed"):
+        found(lambda seed: model, lr=0.1, steps=4, mode=mode, pairs=2)
+        assert same(model_state(model), before)
+        assert torch.equal(torch.get_rng_state(), random)
+    with pytest.raises(ValueError, match="broken"):
+        found(lambda seed: model, lr=0.1, steps=4, loss=_Broken())
+    assert same(model_state(model), before)
+
+
+class _Broken(nn.CrossEntropyLoss):
+    calls = 0
+
+    def forward(self, output, target):
+        type(self).calls += 1
+        if type(self).calls > 12:
+            raise RuntimeError("broken")
+        return super().forward(output, target)
+
+
+def test_a_loader_and_a_list_are_taken_in_their_order():
+    x, y = data()
+    batches = [(x[i : i + 20], y[i : i + 20]) for i in (0, 20, 40)]
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=20)
+    a, b = (found(train=given, lr=0.1, steps=7, check=False) for given in (batches, loader))
+    assert a.gradient == b.gradient
+
+
+class TestMetaGradient(ResultContract):
+    def make(self):
+        return found(lr=0.1, momentum=0.5, hyper=("lr", "momentum"), steps=6, batch_size=16)
+
+
+class TestSmoothedMetaGradient(ResultContract):
+    def make(self):
+        return found(lr=0.1, steps=6, mode="smoothed", pairs=3)
+
+
+class TestDivergedMetaGradient(ResultContract):
+    def make(self):
+        x = data()[0]
+        return found(lambda seed: nn.Linear(5, 1).double(), train=(x, x[:, :1]), loss=nn.MSELoss(), steps=400, lr=50.0)
