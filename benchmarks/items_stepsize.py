@@ -87,8 +87,8 @@ def _higher(widths: Widths, data: Batches) -> Tensor:
 
 
 def meta_steps(settings: Settings) -> Iterator[Row]:
-    """A run of SGD with momentum that also yields the derivative of its last loss in the learning rate, in plain runs of the same
-    steps (forward mode: the closed form of a linear stack, and double backward as for any model; reverse mode and the peers keep
+    """A run of SGD with momentum that also yields the derivative of its last loss in the learning rate, in plain runs of the
+    same steps (forward mode: the closed form of a linear stack, and double backward as for any model; reverse mode and peers keep
     the graph of the run). The aims are 2.7 for one hyperparameter and 5 for five at once on 784-256-256-10, and to be level with
     torchopt on 64-32-10."""
     for widths, steps in (((784, 256, 256, 10), 20), ((64, 32, 10), 50)):
@@ -126,8 +126,8 @@ def _race(widths: Widths, steps: int, settings: Settings) -> Iterator[Row]:
 
 
 def meta_memory(settings: Settings) -> Iterator[Row]:
-    """Peak memory of the derivative of a run in the learning rate, in bytes of a plain step's peak: forward mode at 100 and at
-    10 000 steps, the aim being 1.1 times at most between them; torchopt keeps the graph of the run, here of 100 and 1000 steps."""
+    """Peak memory of the derivative of a run in the learning rate, in peaks of a plain step: forward mode at 100 and at
+    10 000 steps, the aim being 1.1 times at most between them; torchopt keeps the graph of the run, here of 100 and 1000."""
     widths = (64, 32, 10)
     few = settings.pick(100, 5)
     unit = usage(partial(_plain, widths, _data(widths, 1)))[0].peak

@@ -1,4 +1,4 @@
-"""Meta-gradients of networks: how far a perturbation grows, over the rate and the horizon, and what a derivative says of a change."""
+"""Meta-gradients of networks: how far a perturbation grows over rate and horizon, and what a derivative says of a change."""
 
 from __future__ import annotations
 
@@ -101,7 +101,11 @@ class Networks(Figure):
     switch, so that the exact derivative is the slope over changes too small to matter and misses that over larger ones.
     """
 
-    study, id, where = NetworkGradients(), "step-size/networks", "Wang et al. 2021, section 3 (the general case is left open there)"
+    study, id, where = (
+        NetworkGradients(),
+        "step-size/networks",
+        "Wang et al. 2021, section 3 (the general case is left open there)",
+    )
     claims = {
         "at rate 0.1 a perturbation does not grow (largest growth per step)": at_most(0.01, long(rate=0.1).max("growth")),
         "at rate 0.3 it grows in every step (least growth per step)": at_least(0.02, long(rate=0.3).min("growth")),

@@ -1,8 +1,8 @@
 """Hyperparameters by name, the units in which they move, and the settings of every parameter that follow.
 
-Names are those of the optimizer's rule: `lr`, `momentum`, `weight_decay`, `beta1`, `beta2` (RMSprop: `alpha`). `lr` moves that of all
-parameters, `lr:fc1` that of one layer, `lr:0` that of the first parameter group. `schedule[k]` is the factor on the learning rate
-at the k-th of several knots, evenly spaced from the first step to the last; between knots its logarithm is linear.
+Names are those of the optimizer's rule: `lr`, `momentum`, `weight_decay`, `beta1`, `beta2` (RMSprop: `alpha`). `lr` moves that of
+all parameters, `lr:fc1` that of one layer, `lr:0` that of the first parameter group. `schedule[k]` is the factor on the learning
+rate at the k-th of several knots, evenly spaced from the first step to the last; between knots its logarithm is linear.
 
 In units `"log"`, rates, decays and factors move by factors e^θ, and what lies between 0 and 1 (momentum, betas) by its log-odds;
 in units `"natural"` they move as they are. Where a name covers parameters of unlike settings, all move by the same θ.
@@ -127,8 +127,8 @@ def _members(made: Optimizer, parameters: list[Tensor]) -> list[int]:
     places = {id(p): i for i, group in enumerate(made.param_groups) for p in group["params"]}
     if left := sum(id(p) not in places for p in parameters):
         raise ValueError(
-            f"optimizer must take all parameters that require a gradient: {left} of {len(parameters)} are in no group. Freeze them in "
-            "the factory with requires_grad_(False)."
+            f"optimizer must take all parameters that require a gradient: {left} of {len(parameters)} are in no group. Freeze "
+            "them in the factory with requires_grad_(False)."
         )
     return [places[id(p)] for p in parameters]
 
@@ -244,7 +244,7 @@ class Hyperparameters:
     def rule(self) -> Rule:
         """The optimizer's rule; with a velocity also where there is none but its derivative is wanted."""
         moving = any(h.setting == "momentum" for h in self.named)
-        return replace(self.recipe.rule, velocity=True) if moving else self.recipe.rule  # type: ignore[type-var,call-arg]
+        return replace(self.recipe.rule, velocity=True) if moving else self.recipe.rule  # type: ignore[type-var]
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -299,7 +299,7 @@ class Hyperparameters:
         return lambda step: {**fixed, "lr": fixed["lr"] * self.factor(step, shifts)}
 
     def slopes(self, shifts: Tensor) -> Callable[[int], list[tuple[str, Value]]]:
-        """step -> for every hyperparameter the setting that moves, and how fast in θ (zero for parameters that it does not reach)."""
+        """step -> for every hyperparameter the setting that moves, and how fast in θ (zero where it does not reach)."""
         fixed: list[tuple[str, Value]] = []
         for h in self.named:
             setting = "lr" if h.knot is not None else h.setting
@@ -340,8 +340,8 @@ class Hyperparameters:
         """By parameter tensor."""
         moves = [shift * self._reached(h) for h, shift in zip(self.named, shifts, strict=True) if h.setting == setting]
         total = sum(moves)
-        still = not moves or (not shifts.requires_grad and not bool(total.any()))  # type: ignore[union-attr]
-        return self._base[setting] if still else _moved(setting, self._base[setting], total, self.units)  # type: ignore[arg-type]
+        still = not moves or (not shifts.requires_grad and not bool(total.any()))
+        return self._base[setting] if still else _moved(setting, self._base[setting], total, self.units)
 
     def _spread(self, by_tensor: Tensor) -> Value:
         """A number where all parameter tensors share it, else a vector (p,)."""
@@ -386,10 +386,11 @@ class Hyperparameters:
             group = self.recipe.members[tensors[0] if tensors else 0]
             return Hyperparameter(name, setting, self.recipe.groups[group][setting], tensors)
         own = self.recipe.rule.settings
-        known = [*own, "schedule", *(f"{s}:{p}" for s in own for p in self._parts), *(f"schedule[{k}]" for k in range(self.knots))]
+        known = [*own, "schedule", *(f"{s}:{p}" for s in own for p in self._parts)]
+        known += [f"schedule[{k}]" for k in range(self.knots)]
         raise ValueError(
-            f"hyper: {self.recipe.name} has no hyperparameter {name!r}; the nearest: {', '.join(nearest(name, known, 4))}. A layer "
-            "or a parameter group stands after a colon, as in 'lr:0'."
+            f"hyper: {self.recipe.name} has no hyperparameter {name!r}; the nearest: {', '.join(nearest(name, known, 4))}. A "
+            "layer or a parameter group stands after a colon, as in 'lr:0'."
         )
 
     def _refuse_edges(self) -> None:
@@ -400,5 +401,6 @@ class Hyperparameters:
             covered = self._base[h.setting] if h.tensors is None else self._base[h.setting][list(h.tensors)]
             if bool((covered <= 0).any()):
                 raise ValueError(
-                    f"{h.name} is 0, which has no logarithm to move along: give the optimizer a value above 0, or units='natural'."
+                    f"{h.name} is 0, which has no logarithm to move along: give the optimizer a value above 0, or "
+                    "units='natural'."
                 )

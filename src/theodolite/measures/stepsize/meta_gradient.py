@@ -1,4 +1,4 @@
-"""`meta_gradient`: how a training's result would change with its learning rate and other hyperparameters, and whether to believe it."""
+"""`meta_gradient`: how a training's result would change with its learning rate and the like, and whether to believe it."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ TRACE = 200
 class MetaGradient(Result):
     """The derivative of a training's score in its hyperparameters, each by name, and whether it can be used.
 
-    `value` is the score F and `loss` the loss it is made of; `gradient` is dF/dθ, θ in `units`, at the hyperparameters `values`, and
-    `log_scale` the logarithm of its size, which also holds where the number itself is too large for a float. `growth` is the rate at
-    which a small change of the weights grows per step in the second half of the run, `horizon` the steps in which it becomes e
-    times as large (infinite where it does not; both are NaN where no derivative was taken). `slope` is that of F over one percent to either side, and `agreement` 1 where
-    the derivative equals it, 0 and less where the two have nothing in common. `gradients` counts gradients of a batch and `products` those of
-    Hessians with vectors, in all runs. `error` is the standard error of a smoothed gradient.
+    `value` is the score F and `loss` the loss it is made of; `gradient` is dF/dθ, θ in `units`, at the hyperparameters `values`,
+    and `log_scale` the logarithm of its size, which also holds where the number itself is too large for a float. `growth` is the
+    rate at which a small change of the weights grows per step, `horizon` the steps in which it becomes e times as large (infinite
+    where it does not; both are NaN where no derivative was taken). `slope` is that of F over one percent to either side, and
+    `agreement` 1 where the derivative equals it, 0 and less where the two have nothing in common. `gradients` counts gradients of
+    a batch and `products` those of Hessians with vectors, in all runs. `error` is the standard error of a smoothed gradient.
     """
 
     value: float
@@ -97,7 +97,9 @@ class MetaGradient(Result):
         where = ", ".join(f"{name} = {number(value)}" for name, value in self.values.items())
         data = "validation data" if self.split == "valid" else "training data"
         if self.health == "diverged":
-            return f"At {where} the training diverges within {self.steps} steps, so there is no derivative: lower the learning rate."
+            return (
+                f"At {where} the training diverges within {self.steps} steps, so there is no derivative: lower the learning rate."
+            )
         mean = "the mean loss" if self.objective == "segment_mean" else "the loss"
         found = f"At {where}, {mean} on the {data} is {number(self.loss)} after {self.steps} steps; {self._changes()}"
         return f"{found}. {self._judgement()}"
@@ -108,7 +110,9 @@ class MetaGradient(Result):
         for name, log_size in self.log_scale.items():
             percent = log_size - self._log_of_relative()
             sign = "-" if math.copysign(1.0, self.gradient[name]) < 0 else "+"
-            error = "" if self.error is None or not self.gradient[name] else f" (± {abs(100 * self.error[name] / self.gradient[name]):.0f} % of that)"
+            error = ""
+            if self.error is not None and self.gradient[name]:
+                error = f" (± {abs(100 * self.error[name] / self.gradient[name]):.2g} % of that)"
             parts.append(f"{name} {_as_percent(sign, percent)}{error}")
         unit = "1 % more" if self.units == "log" else "0.01 more"
         return f"{unit} of it changes that by, to first order: {', '.join(parts)}"
@@ -122,18 +126,21 @@ class MetaGradient(Result):
     def _judgement(self) -> str:
         if self.health == "explodes":
             return (
-                f"But a perturbation grows e-fold in {number(self.horizon)} steps, so the derivative explodes and says nothing about "
-                "a change one can make: take fewer steps, a lower rate, or a sweep."
+                f"But a perturbation grows e-fold in {number(self.horizon)} steps, so the derivative explodes and says nothing "
+                "about a change one can make: take fewer steps, a lower rate, or a sweep."
             )
         if self.health == "vanishes":
             return "That is nothing: the derivative has vanished. Score the logarithm of the loss, or take fewer steps."
         if self.health == "kinked":
             worst = min(self.agreement, key=lambda name: self.agreement[name])
             return (
-                f"But the loss over one percent of {worst} to either side has another slope ({number(self.slope[worst])} where the derivative "
-                f"is {number(self.gradient[worst])}): it is kinked, as with ReLU. Take a smooth activation (GELU), or a sweep."
+                f"But over one percent of {worst} to either side the slope is another ({number(self.slope[worst])} where the "
+                f"derivative is {number(self.gradient[worst])}): it is kinked, as with ReLU. Take GELU or another smooth "
+                "activation, or a sweep."
             )
-        return "The derivative can be used" + (", as far as was checked." if self.agreement else "; it was not checked against runs.")
+        return "The derivative can be used" + (
+            ", as far as was checked." if self.agreement else "; it was not checked against runs."
+        )
 
 
 def _as_percent(sign: str, log_size: float) -> str:
@@ -216,18 +223,18 @@ def meta_gradient(
 
     Args:
         factory: seed -> model, or a function of nothing; torch's generator is seeded before the call, and a copy is trained.
-        optimizer: "sgd", "momentum", "nesterov", "adam", "adamw" or "rmsprop" with `lr=...`, or a function of the parameters that makes such
-            a torch optimizer, also with several parameter groups.
+        optimizer: "sgd", "momentum", "nesterov", "adam", "adamw" or "rmsprop" with `lr=...`, or a function of the parameters that
+            makes such a torch optimizer, also with several parameter groups.
         train: `(inputs, targets)` with `batch_size`, a list of batches or a loader, as for `th.train`, whose order of the data
             this is.
         valid: data that are not trained on.
-        hyper: names: `lr`, `momentum`, `weight_decay`, `beta1`, `beta2`, `alpha`; `lr:fc1` is that of one layer, `lr:0` that of a parameter
-            group; `schedule` are factors on the rate at `knots` evenly spaced steps, `schedule[0]` the first of them.
+        hyper: names: `lr`, `momentum`, `weight_decay`, `beta1`, `beta2`, `alpha`; `lr:fc1` is that of one layer, `lr:0` that of a
+            parameter group; `schedule` are factors on the rate at `knots` evenly spaced steps, `schedule[0]` the first of them.
         split: the data that F is taken on; validation data where there are any.
-        mode: `"forward"` carries one tangent for each name and needs no more memory for more steps; `"reverse"` goes back through the
-            run in segments of `segment` steps (√steps), for many names; `"smoothed"` needs no derivatives.
-        units: `"log"` for θ = log lr (weight decay, factors of the schedule too) and log-odds of momentum and betas, `"natural"` for
-            the values themselves.
+        mode: `"forward"` carries one tangent for each name and needs no more memory for more steps; `"reverse"` goes back through
+            the run in segments of `segment` steps (√steps), for many names; `"smoothed"` needs no derivatives.
+        units: `"log"` for θ = log lr (weight decay, factors of the schedule too) and log-odds of momentum and betas, `"natural"`
+            for the values themselves.
         lr, momentum, dampening, nesterov, weight_decay, betas, eps, alpha: of the optimizer; None keeps its own.
         schedule: factor on the learning rate as a function of the step, or a table `{first step: factor}`.
         pairs, spread: of the smoothed mode: runs on both sides of θ in Gaussian directions, and their standard deviation in θ.
@@ -253,7 +260,21 @@ def meta_gradient(
     settings = {"lr": lr, "momentum": momentum, "dampening": dampening, "nesterov": nesterov, "weight_decay": weight_decay}
     settings |= {"betas": betas, "eps": eps, "alpha": alpha}
     task = Task(
-        factory, optimizer, train, valid, loss, steps, names, settings, _split(split, valid), schedule, knots, units, batch_size, seed, target
+        factory,
+        optimizer,
+        train,
+        valid,
+        loss,
+        steps,
+        names,
+        settings,
+        _split(split, valid),
+        schedule,
+        knots,
+        units,
+        batch_size,
+        seed,
+        target,
     )
     training = MetaObjective(task, objective, mode=mode, segment=segment, pairs=pairs, spread=spread)
     check = check and mode != "smoothed"
@@ -272,8 +293,8 @@ def _split(split: Split | None, valid: Any) -> Split:
 class MetaObjective:
     """A training's score as a function of its hyperparameters, at those of the optimizer and at others.
 
-    `names` and `values` are the hyperparameters and what the optimizer was given; `at` gives the score and its derivative at other
-    values by name, on the same model, data and order. Where a loss comes near the rounding of float32, all is repeated in
+    `names` and `values` are the hyperparameters and what the optimizer was given; `at` gives the score and its derivative at
+    other values by name, on the same model, data and order. Where a loss comes near the rounding of float32, all is repeated in
     float64, and stays there.
     """
 
@@ -394,7 +415,12 @@ class MetaObjective:
             trace=_trace(walk, self.names),
             outcome=Outcome.DIVERGED if health == "diverged" else Outcome.FINISHED,
             seed=self.task.seed,
-            cost=Cost(seconds, "one fleet" if self.mode == "smoothed" else self.unrolled.route, walk.bytes, tuple(dict.fromkeys(self.notes))),
+            cost=Cost(
+                seconds,
+                "one fleet" if self.mode == "smoothed" else self.unrolled.route,
+                walk.bytes,
+                tuple(dict.fromkeys(self.notes)),
+            ),
         )
 
 
@@ -409,8 +435,8 @@ def _growth(walk: Walk) -> tuple[float, float]:
     """The rate at which a perturbation grows per step, and the logarithm of the most that one has grown by.
 
     The rate is that of the second half of the run, or on the way to the most where that is `EXPLODES`, by the tangent that grows
-    fastest. What a step makes of a tangent without its source overstates it where the source turns the tangent anew in every step;
-    the slope of its length overstates it by 1/t where the source grows alike. The smaller is taken.
+    fastest. What a step makes of a tangent without its source overstates it where the source turns the tangent anew in every
+    step; the slope of its length overstates it by 1/t where the source grows alike. The smaller is taken.
     """
     if not walk.growths:
         return math.nan, 0.0
@@ -486,5 +512,7 @@ def _trace(walk: Walk, names: Sequence[str]) -> tuple[Row, ...]:
     for step in range(walk.every - 1, len(walk.losses), every):
         place = step // walk.every
         lengths = walk.lengths[place] if place < len(walk.lengths) else [math.nan] * len(names)
-        rows.append({"step": step, "loss": walk.losses[step], **{f"length of {n}": v for n, v in zip(names, lengths, strict=True)}})
+        rows.append(
+            {"step": step, "loss": walk.losses[step], **{f"length of {n}": v for n, v in zip(names, lengths, strict=True)}}
+        )
     return tuple(rows)

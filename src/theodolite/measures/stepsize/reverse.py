@@ -1,7 +1,7 @@
 """Reverse mode: the run is taken once, and again segment by segment from the last to the first, backwards through each.
 
-Only the states at the beginnings of segments are kept; with √t segments of √t steps memory grows with √t. The adjoint is kept as a
-direction and the logarithm of its length between segments.
+Only the states at the beginnings of segments are kept; with √t segments of √t steps memory grows with √t. The adjoint is kept as
+a direction and the logarithm of its length between segments.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def run_reverse(
     segment: int | None = None,
     count: Callable[[int], None] = lambda steps: None,
 ) -> Evaluated:
-    """Train from the start where θ has moved by `shifts`, and go back through it; `segment` steps at a time, √steps by default."""
+    """Train from the start where θ has moved by `shifts`, and go back through it, `segment` steps (√steps) at a time."""
     length = segment or max(1, math.isqrt(unrolled.steps))
     walk = Walk()
     with unrolled.training():

@@ -1,9 +1,9 @@
 """Smoothed mode: the slope of the score averaged over a neighbourhood, from runs alone, all trained as one fleet.
 
-∇ E F(θ + σε) = E (F(θ + σε) − F(θ − σε)) ε / 2σ with Gaussian ε. Where there are at least twice as many pairs as hyperparameters the
-differences are fitted by a linear function of ε instead of averaged, which has the same limit and loses nothing where F is linear.
-Both ends of a pair, and all pairs, share start and order of the data, so that only the hyperparameters tell them apart. No derivative is taken: models that have none, and runs whose derivative
-explodes, do as well.
+∇ E F(θ + σε) = E (F(θ + σε) − F(θ − σε)) ε / 2σ with Gaussian ε. Where there are at least twice as many pairs as hyperparameters
+the differences are fitted by a linear function of ε instead of averaged, which has the same limit and loses nothing where F is
+linear. Both ends of a pair, and all pairs, share start and order of the data, so that only the hyperparameters tell them apart.
+No derivative is taken: models that have none, and runs whose derivative explodes, do as well.
 """
 
 from __future__ import annotations
@@ -71,7 +71,8 @@ def _slope(differences: Tensor, draws: Tensor) -> tuple[Tensor, Tensor]:
     pairs, k = draws.shape
     if pairs < 2 * k or pairs == 1:
         terms = differences[:, None] * draws
-        return terms.mean(0), terms.std(0) / math.sqrt(pairs) if pairs > 1 else torch.full((k,), math.inf, dtype=torch.float64)
+        error = terms.std(0) / math.sqrt(pairs) if pairs > 1 else torch.full((k,), math.inf, dtype=torch.float64)
+        return terms.mean(0), error
     slope = torch.linalg.lstsq(draws, differences[:, None]).solution[:, 0]
     variance = (differences - draws @ slope).square().sum() / (pairs - k)
     return slope, (variance * torch.linalg.inv(draws.T @ draws).diagonal()).sqrt()
@@ -96,8 +97,8 @@ def _settings(hyper: Hyperparameters, names: tuple[str, ...], every: Tensor) -> 
             found[setting] = {glob.escape(name): values[:, i].tolist() for i, name in enumerate(names)}
         else:
             raise ValueError(
-                f"mode='smoothed' trains a fleet, in which {setting} is one for all parameters: take mode='forward' where layers or "
-                "groups have their own."
+                f"mode='smoothed' trains a fleet, in which {setting} is one for all parameters: take mode='forward' where layers "
+                "or groups have their own."
             )
     if "beta1" in found:
         found["betas"] = (found.pop("beta1"), found.pop("beta2"))

@@ -85,7 +85,9 @@ class Unrolled:
             first = next(iter(self._feed.epoch(0)), None)
         if first is None:
             raise ValueError("train holds no batches.")
-        self.problem = self._checked(Problem, self.model, loss, [self._placed(first)], mode="train", target=task.target, check=derivatives)
+        self.problem = self._checked(
+            Problem, self.model, loss, [self._placed(first)], mode="train", target=task.target, check=derivatives
+        )
         if derivatives:
             self._refuse()
         data = task.train if task.split == "train" else task.valid
@@ -200,8 +202,8 @@ class Unrolled:
                 return make(*args, **options)
         except NotRepeatableError as error:
             raise NotRepeatableError(
-                f"A meta-gradient is the derivative of one fixed run, and this one draws random numbers. {str(error).split(' Remedy')[0]} "
-                "Remedy: let the factory build the model without them (nn.Dropout(0.0))."
+                "A meta-gradient is the derivative of one fixed run, and this one draws random numbers. "
+                f"{str(error).split(' Remedy')[0]} Remedy: let the factory build the model without them (nn.Dropout(0.0))."
             ) from error
 
     def _refuse(self) -> None:
@@ -214,8 +216,8 @@ class Unrolled:
         moved = [name for name, b in self.model.named_buffers() if not torch.equal(b, before[name])]
         if moved:
             raise ValueError(
-                f"{moved[0]} is a buffer that training changes, as BatchNorm's running averages are, and derivatives do not follow it. "
-                "Remedy: GroupNorm or LayerNorm in its place, track_running_stats=False, or mode='smoothed'."
+                f"{moved[0]} is a buffer that training changes, as BatchNorm's running averages are, and derivatives do not "
+                "follow it. Remedy: GroupNorm or LayerNorm in its place, track_running_stats=False, or mode='smoothed'."
             )
 
 
@@ -233,8 +235,8 @@ def refuse_overlap(train: Problem, valid: Problem) -> None:
     shared = int(torch.isin(sample_keys(valid), sample_keys(train)).sum())
     if shared:
         raise ArgumentError(
-            f"valid holds {shared} samples that are also in train: a rate chosen on them is chosen on the training data. Leave them "
-            "out, or give split='train'."
+            f"valid holds {shared} samples that are also in train: a rate chosen on them is chosen on the training data. Leave "
+            "them out, or give split='train'."
         )
 
 

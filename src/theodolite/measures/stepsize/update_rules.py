@@ -48,7 +48,7 @@ class Rule(Protocol):
         """The step, out of place."""
 
     def carry(self, tangents: Tensor, products: Tensor, moved: Moved, at: Settings, count: int) -> None:
-        """T ← A T in place, for rows (k, 1 + columns, p) of tangents and products (k, p) of the Hessian with their first parts."""
+        """T ← A T in place, for rows (k, 1 + columns, p); `products` (k, p) are those of the Hessian with their first parts."""
 
     def source(self, name: str, slope: Value, moved: Moved, at: Settings, count: int) -> Source:
         """b of the setting `name`, which moves by `slope`."""
@@ -56,7 +56,7 @@ class Rule(Protocol):
 
 @dataclass(frozen=True)
 class Descent:
-    """Gradient descent with momentum, dampening and Nesterov's form: g̃ = g + λw, v' = μv + (1−d)g̃, w' = w − η(v' or g̃ + μv')."""
+    """Descent with momentum, dampening and Nesterov's form: g̃ = g + λw, v' = μv + (1−d)g̃, w' = w − η(v' or g̃ + μv')."""
 
     dampening: float = 0.0
     nesterov: bool = False

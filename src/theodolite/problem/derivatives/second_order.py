@@ -38,7 +38,7 @@ def second_order() -> Iterator[None]:
 
 @unbroken_context
 def second_order_kernels() -> Iterator[None]:
-    """The same without `ExactDerivatives`, which costs every operation of torch a call of Python and is to be entered by itself."""
+    """The same without `ExactDerivatives`, which costs every operation of torch a call of Python and is entered by itself."""
     with first_order(), sdpa_kernel(SDPBackend.MATH), _no_fast_attention():
         yield
 

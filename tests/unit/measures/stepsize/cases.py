@@ -1,4 +1,4 @@
-"""Models and data of the tests of meta-gradients, and a truth that shares no code with them: torch's optimizers and plain loops."""
+"""Models and data of the tests of meta-gradients, and a truth that shares no code with them: torch's own optimizers."""
 
 from __future__ import annotations
 

@@ -35,7 +35,9 @@ def test_every_hyperparameter_is_the_slope_of_torchs_own_run(name):
         check=False, **as_arguments(settings))  # fmt: skip
 
     def score(setting, value):
-        return trained_score(mlp, name, {**settings, setting: value}, train, valid, "log_last", steps, batch_size=16, progress=False)
+        return trained_score(
+            mlp, name, {**settings, setting: value}, train, valid, "log_last", steps, batch_size=16, progress=False
+        )
 
     assert got.value == pytest.approx(score("lr", settings["lr"]), rel=1e-12)
     for setting, value in settings.items():
@@ -54,9 +56,7 @@ def test_models_of_every_kind(model, objective):
         check=False, **settings)  # fmt: skip
 
     def score(rate):
-        return trained_score(
-            make, "sgd", {**settings, "lr": rate}, train, valid, objective, steps, batch_size=20, progress=False
-        )
+        return trained_score(make, "sgd", {**settings, "lr": rate}, train, valid, objective, steps, batch_size=20, progress=False)
 
     slope = (score(0.1 * math.exp(1e-5)) - score(0.1 * math.exp(-1e-5))) / 2e-5
     assert got.gradient["lr"] == pytest.approx(slope, rel=1e-6)
@@ -371,7 +371,7 @@ class Dropped(nn.Module):
     ("given", "error", "words"),
     [
         ({"make": lambda seed: Dropped(0.5)}, NotRepeatableError, "nn.Dropout"),
-        ({"make": lambda seed: nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)).double()}, ValueError, "BatchNorm"),
+        ({"make": lambda seed: batchnormed()}, ValueError, "BatchNorm"),
         ({"lr": -0.1}, ValueError, "lr must be at least 0"),
         ({"lr": None}, ValueError, "lr is missing"),
         ({"lr": 0.0}, ValueError, "no logarithm"),
@@ -405,11 +405,12 @@ def test_other_values_must_be_hyperparameters_in_their_range():
         training.at({"momentum": 1.5})
 
 
-def test_batchnorm_may_be_smoothed():
-    def make(seed):
-        return nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)).double()
+def batchnormed():
+    return nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)).double()
 
-    got = found(make, lr=0.1, steps=5, mode="smoothed", pairs=4)
+
+def test_batchnorm_may_be_smoothed():
+    got = found(lambda seed: batchnormed(), lr=0.1, steps=5, mode="smoothed", pairs=4)
     assert math.isfinite(got.gradient["lr"])
     assert got.cost.route == "one fleet"
 

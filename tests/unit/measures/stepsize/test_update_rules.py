@@ -44,7 +44,7 @@ def test_a_tangent_is_the_derivative_of_the_step(name, count):
         rule.carry(carried, tangents[:, 0] @ curvature, moved, at, count)
         for row, found in zip(tangents, carried, strict=True):
 
-            def step(*parts):
+            def step(*parts, at=at):
                 out = rule.advance(parts[0], list(parts[1:-1]), parts[-1], at, count)
                 return (out.weights, *out.columns)
 
@@ -55,7 +55,7 @@ def test_a_tangent_is_the_derivative_of_the_step(name, count):
                 continue
             slope = draw(p) if spread else 0.7
 
-            def of_setting(value, setting=setting):
+            def of_setting(value, setting=setting, at=at):
                 out = rule.advance(state[0], state[1:], gradient, {**at, setting: value}, count)
                 return (out.weights, *out.columns)
 
