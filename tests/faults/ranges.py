@@ -71,7 +71,7 @@ RANGES: tuple[Range, ...] = (
         "vertices targets spectral_density.probes Monitor.top planted_dictionary.atoms dense.atoms omp_threshold.atoms "
         "omp_success_bound.atoms LearningSettings.sparsity hessian_structure.k compare.k compare_layers.k "
         "track_eigenpairs.k omp_threshold.k omp_success_bound.k wrn.k sample regime_diagram.steps cnn.kernel "
-        "passes networks grid_penalty.j held_out_bound.n pac_bayes_bound.rank tasks sgd_risk.paths"),
+        "passes networks grid_penalty.j held_out_bound.n pac_bayes_bound.rank tasks sgd_risk.paths knots segment"),
     Range("8, 9, ...", lambda v: is_whole(v) and v >= 8, "risk_certificate.n all_bounds.n bound_from_summary.n"),
     Range("1, 2, 3, ... up to what there is", lambda v: is_whole(v) and 1 <= v < 1000,
         "k sparsity s rank restrict_vocab OutputHead.restricted.words TaylorTwin.order", bounded=True),
@@ -103,17 +103,17 @@ RANGES: tuple[Range, ...] = (
         "largest_test_input memory budget loss_target rotary_base eps floor own multiple penalty norm fv_bound.c "
         "silencing_shift.slack finite_difference_product.step density.width scaled.std variance precision ceiling schedule oracle_risks.scale "
         "meta_rate RateDescent.outside.within planted_samples.scale clip step_decay.factor population_risk.sigma population_rates.sigma "
-        "interpolation_error.sigma least_squares_scores.sigma sgd_risk.sigma"),
+        "interpolation_error.sigma least_squares_scores.sigma sgd_risk.sigma meta_gradient.spread"),
     Range("above 0 and at most 1000", lambda v: is_finite(v) and 0 < v <= 1000, "mlp_ratio"),
     Range("0 or more and finite", lambda v: is_finite(v) and v >= 0,
         "compare_readouts.shift train_shift slack tolerance eta until Fleet.train.until spread ridge noise gamma "
-        "weight_decay scale std within offset kernel_fall final rms classify_run.rise Adam.eps Fleet.eps cyclical_rate.low "
+        "weight_decay scale std within offset kernel_fall final rms classify_run.rise Adam.eps RMSprop.eps Fleet.eps meta_gradient.eps cyclical_rate.low "
         "half_sum_rate.rate overfitting_dictionary.radius gaussian_dictionary_world.radius Fleet.train.schedule "
         "Fleet.rate stability.rate kl risk_certificate.penalty all_bounds.penalty"),
     Range("above 0 and below 1", lambda v: is_finite(v) and 0 < v < 1,
         "tol level hidden_fraction threshold train_share choose_dictionary.held_out beta delta delta_draws split guessing"),
     Range("above 0 and at most 1", lambda v: is_finite(v) and 0 < v <= 1, "transfer_certificate.mu safe_share settled"),
-    Range("0 or more and below 1", lambda v: is_finite(v) and 0 <= v < 1, "momentum held_out quantile"),
+    Range("0 or more and below 1", lambda v: is_finite(v) and 0 <= v < 1, "momentum alpha held_out quantile"),
     Range("from 0 to 1", lambda v: is_finite(v) and 0 <= v <= 1,
         "share coherence probability mean_cos class_frac label_noise dampening empirical ebar"),
     Range("above 1 and finite", lambda v: is_finite(v) and v > 1, "ratio rise"),

@@ -151,6 +151,21 @@ def class_counts(result: Any) -> Axes:
     return bars(result.rows(), "class", "samples", log=wide, title="Samples of each class")
 
 
+def tangents_along_run(result: Any) -> Axes:
+    """How long the derivative of the weights in each hyperparameter grows along the run, in powers of ten."""
+    names = [name for name in result.gradient if result.trace and f"length of {name}" in result.trace[0]]
+    rows = [
+        {"step": row["step"], "hyperparameter": name, "length": row[f"length of {name}"] / math.log(10)}
+        for name in names
+        for row in result.trace
+        if math.isfinite(row[f"length of {name}"])
+    ]
+    if not rows:
+        raise ValueError("No derivative was carried along the run, so there is no picture. Its numbers are in rows().")
+    title = f"Derivative of the weights: {result.health}"
+    return curves(rows, "step", "length", by="hyperparameter", markers=False, title=title, ylabel="log10 of its length")
+
+
 def rates_swept(result: Any) -> Axes:
     """Loss over rate, with the critical rate, the catapult window, the user's rate and the suggestion."""
     edge = result.critical
@@ -215,6 +230,7 @@ _DRAWINGS: dict[str, Callable[[Any], Drawing]] = {
     "least-squares-curves": objectives_over_rates,
     "linear-path": lambda result: linear_path_panels(result.rows()),
     "meta-gradient-health": trusted_meta_gradients,
+    "meta-gradient": tangents_along_run,
     "monitor-report": plot_monitor,
     "range-test": rates_swept,
     "rate-descent": tuned_rate,

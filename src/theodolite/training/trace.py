@@ -76,8 +76,9 @@ class FleetTrace(Result):
     Attributes:
         loss: (R, T), the loss of the replica's batch before step t. From the step at which a replica diverged on it is inf; after
             it converged or was stopped it stays at its last value.
-        rates: (R,), learning rates; `factors` is what the schedule multiplied them with, (1, T) or, with a schedule per replica,
-            (R, T).
+        rates: (R,), learning rates, those of the first group of parameters where groups have their own; `group_rates` are those
+            of each group by its pattern, "*" for all parameters. `factors` is what the schedule multiplied them with, (1, T) or,
+            with a schedule per replica, (R, T).
         seeds, order_seeds: of the weights and of the order of the data.
         diverged_at, stopped_at: per replica the step at which it diverged, or was stopped by `until` or `stop`; None otherwise.
             Its weights are those at which that step's loss was seen.
@@ -101,6 +102,7 @@ class FleetTrace(Result):
     measured_at: tuple[int, ...]
     measured: dict[str, Tensor]
     checkpoints: dict[int, dict[str, Tensor]] = field(default_factory=dict)
+    group_rates: dict[str, Tensor] = field(default_factory=dict)
     test_loss: Tensor | None = None
     test_accuracy: Tensor | None = None
     final_loss: Tensor | None = None

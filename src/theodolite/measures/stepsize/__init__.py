@@ -15,6 +15,8 @@ from theodolite.measures.stepsize.least_squares import least_squares_curves as l
 from theodolite.measures.stepsize.least_squares import least_squares_scores as least_squares_scores
 from theodolite.measures.stepsize.least_squares import population_rates as population_rates
 from theodolite.measures.stepsize.least_squares import population_risk as population_risk
+from theodolite.measures.stepsize.meta_gradient import MetaGradient as MetaGradient
+from theodolite.measures.stepsize.meta_gradient import meta_gradient as meta_gradient
 from theodolite.measures.stepsize.quadratic import StableMetaGradient as StableMetaGradient
 from theodolite.measures.stepsize.quadratic import stable_meta_gradient as stable_meta_gradient
 from theodolite.measures.stepsize.quadratic_descent import OptimalRate as OptimalRate

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from typing import Any, Literal
 
 import torch
@@ -37,8 +38,9 @@ from theodolite.problem.derivatives.second_order import quiet_vmap
 from theodolite.problem.state_guard import cuda_devices, random_states_kept
 from theodolite.progress import counting
 from theodolite.results import Cost, Outcome
+from theodolite.text import listed, nearest
 from theodolite.training.fleets.data import FleetFeed, Shared
-from theodolite.training.fleets.optimizers import FleetOptimizer, fleet_optimizer, zero_state
+from theodolite.training.fleets.optimizers import FleetOptimizer, ReplicaSettings, fleet_optimizer, zero_state
 from theodolite.training.fleets.recorder import (
     Measure,
     Record,
@@ -58,6 +60,7 @@ from theodolite.training.matrix_products import fix_matrix_products
 from theodolite.training.schedules import Schedule, as_schedule, check_length
 from theodolite.training.trace import FleetTrace
 
+PerReplica = float | Sequence[float] | Tensor  # one number for all replicas, or one for each
 AnySchedule = Schedule | Mapping[int, float] | float | None
 Factors = Callable[[int], float | Tensor]  # step -> one factor for all replicas, or (R,)
 
@@ -80,14 +83,32 @@ def as_seeds(name: str, seeds: Any) -> list[int]:
     return list(range(found))
 
 
-def as_rates(rate: Any, replicas: int) -> Tensor:
+def as_rates(rate: Any, replicas: int, name: str = "rate") -> Tensor:
     """Learning rates (R,) or one for all, in float64."""
     if rate is None:
-        raise ValueError("rate is missing: give a learning rate, one for all replicas or one per replica.")
-    found = one_or_each(nonnegative)("rate", rate)
+        raise ValueError(f"{name} is missing: give a learning rate, one for all replicas or one per replica.")
+    found = one_or_each(nonnegative)(name, rate)
     if isinstance(found, list) and len(found) != replicas:
-        raise ValueError(f"rate must be one number or one per replica: {replicas}. Got {len(found)}.")
+        raise ValueError(f"{name} must be one number or one per replica: {replicas}. Got {len(found)}.")
     return torch.tensor(found, dtype=torch.float64).expand(replicas).clone()
+
+
+def as_group_rates(rate: Any, names: Sequence[str], replicas: int) -> dict[str, tuple[Tensor, tuple[str, ...]]]:
+    """Rates (R,) and names of the parameters of each group, by pattern; one group of all where the rate is no table."""
+    if not isinstance(rate, Mapping):
+        return {"*": (as_rates(rate, replicas), tuple(names))}
+    found: dict[str, tuple[Tensor, tuple[str, ...]]] = {}
+    left = list(names)
+    for pattern, value in rate.items():
+        own = [name for name in left if fnmatchcase(name, a_text("a pattern of rate", pattern))]
+        if not own:
+            near = listed(nearest(pattern, names, count=3))
+            raise ValueError(f"rate[{pattern!r}] fits no parameter that the patterns before it left. Nearest names: {near}.")
+        found[pattern] = as_rates(value, replicas, f"rate[{pattern!r}]"), tuple(own)
+        left = [name for name in left if name not in own]
+    if left:
+        raise ValueError(f'rate has no pattern for {listed(left, 4)}. Add "*" with the rate of all others as the last one.')
+    return found
 
 
 def as_factors(schedule: AnySchedule | Sequence[AnySchedule], replicas: int) -> Factors:
@@ -133,10 +154,12 @@ class Fleet:
             changed in place, if at all.
         seeds: one per replica, or a number R for 0 .. R-1.
         loss: `(output, target) -> scalar` of one replica, or None for models that return their own `.loss`.
-        optimizer: `"sgd"`, `"adam"`, `"adamw"`, a function of the parameters that makes one of these torch optimizers, or a rule
-            with `columns` and `step`.
-        rate: (or `lr`) learning rate, one for all or one per replica; None where the torch optimizer brings it.
-        momentum, dampening, nesterov, weight_decay, betas, eps: as in torch; None keeps its default.
+        optimizer: `"sgd"`, `"adam"`, `"adamw"`, `"rmsprop"`, a function of the parameters that makes one of these torch
+            optimizers, or a rule with `columns` and `step`.
+        rate: (or `lr`) learning rate, one for all or one per replica; a table `{glob on parameters' names: rate}` gives groups of
+            parameters their own, where the first glob that fits a name holds; None where the torch optimizer brings it.
+        momentum, dampening, nesterov, weight_decay, betas, eps, alpha, centered: as in torch; None keeps its default. Momentum,
+            weight decay, each of the two betas and alpha (of RMSprop) may be one per replica.
         mode: `"train"` or `"eval"`, the mode of the modules in training steps. Tests run in eval mode.
         route: `"vmap"` for all replicas at once, `"loop"` for one after the other, `"auto"` for the loop where vmap refuses the
             model (LSTM, dropout, ...) or gains nothing (large convolutions, a single replica). The result says which, and why.
@@ -178,13 +201,15 @@ class Fleet:
         *,
         loss: Loss,
         optimizer: str | FleetOptimizer | Callable[[Any], Optimizer] = "sgd",
-        rate: float | Sequence[float] | Tensor | None = None,
-        momentum: float | None = None,
+        rate: PerReplica | Mapping[str, PerReplica] | None = None,
+        momentum: PerReplica | None = None,
         dampening: float | None = None,
         nesterov: bool | None = None,
-        weight_decay: float | None = None,
-        betas: tuple[float, float] | None = None,
+        weight_decay: PerReplica | None = None,
+        betas: tuple[PerReplica, PerReplica] | None = None,
         eps: float | None = None,
+        alpha: PerReplica | None = None,
+        centered: bool | None = None,
         mode: Literal["train", "eval"] = "train",
         route: RouteName = "auto",
         gradient: Gradient | None = None,
@@ -199,17 +224,20 @@ class Fleet:
         state = stack_replicas(factory, self.seeds)
         state.module.train(mode == "train")
         settings: dict[str, Any] = {"momentum": momentum, "dampening": dampening, "nesterov": nesterov}
-        settings |= {"weight_decay": weight_decay, "betas": betas, "eps": eps}
+        settings |= {"weight_decay": weight_decay, "betas": betas, "eps": eps, "alpha": alpha, "centered": centered}
         self.rule, own_rate = fleet_optimizer(optimizer, settings, [p[0] for p in state.parameters.values()])
+        if isinstance(self.rule, ReplicaSettings):
+            self.rule.check(len(self.seeds))
         own_rate = None if isinstance(optimizer, type) else own_rate  # torch's default is nobody's choice
-        rates = as_rates(rate if rate is not None else own_rate, len(self.seeds))
+        groups = as_group_rates(rate if rate is not None else own_rate, list(state.parameters), len(self.seeds))
+        rates = torch.stack([own for own, _ in groups.values()], dim=1)  # (R, G)
         dtype = next(iter(state.parameters.values())).dtype
         count = torch.zeros(len(self.seeds), dtype=torch.long, device=state.device)
         missed = {name: count.clone() for name in state.parameters}
-        self._replicas = ReplicaStack(
-            state, zero_state(self.rule, state.parameters), rates.to(state.device, dtype), count, missed
-        )
+        columns, names = zero_state(self.rule, state.parameters), tuple(names for _, names in groups.values())
+        self._replicas = ReplicaStack(state, self.rule, columns, rates.to(state.device, dtype), names, count, missed)
         self._rates, self._lost = rates, torch.zeros(len(self.seeds), dtype=torch.bool)
+        self._patterns = tuple(groups)
         self._gradient = gradient or _own_gradient(state.module, loss)
         self._epochs = 0  # begun so far
         self._choices: dict[Any, Choice] = {}
@@ -235,8 +263,13 @@ class Fleet:
 
     @property
     def rates(self) -> Tensor:
-        """Learning rates, (R,)."""
-        return self._rates.clone()
+        """Learning rates, (R,); those of the first group where groups of parameters have their own."""
+        return self._rates[:, 0].clone()
+
+    @property
+    def group_rates(self) -> dict[str, Tensor]:
+        """Learning rates (R,) of each group of parameters, by its pattern."""
+        return dict(zip(self._patterns, self._rates.T.clone(), strict=True))
 
     def model(self, replica: int, checkpoint: Mapping[str, Tensor] | None = None) -> nn.Module:
         """A module of its own with the weights of one replica, as they are now or in one of `FleetTrace.checkpoints`."""
@@ -340,6 +373,7 @@ class Fleet:
         trace = FleetTrace(
             loss=torch.cat([run.losses(taken) for run in runs]),
             rates=self.rates,
+            group_rates=self.group_rates,
             factors=torch.stack([torch.as_tensor(f, dtype=torch.float64).reshape(-1) for f in factors], dim=1),
             seeds=tuple(self.seeds),
             order_seeds=tuple(orders),
@@ -385,12 +419,12 @@ class Fleet:
     def _runs(self, choice: Choice, feed: FleetFeed, rules: Rules, length: int) -> list[FleetRun]:
         """One run for each chunk of the fleet."""
         if choice.chunk >= len(self):
-            return [FleetRun(self._replicas, feed, choice.route, self.rule, rules, length, self._lost, len(self))]
+            return [FleetRun(self._replicas, feed, choice.route, rules, length, self._lost, len(self))]
         runs = []
         for first in range(0, len(self), choice.chunk):
             rows = slice(first, first + choice.chunk)
             replicas, part, route = self._replicas.rows(rows), feed.part_of(rows), choice.route.for_chunk()
-            runs.append(FleetRun(replicas, part, route, self.rule, rules, length, self._lost[rows], len(self)))
+            runs.append(FleetRun(replicas, part, route, rules, length, self._lost[rows], len(self)))
         return runs
 
     def _steps(

@@ -19,14 +19,17 @@ from theodolite.training.fleets.state import FleetState, Stack, laid_out_like, p
 
 @dataclass
 class ReplicaStack:
-    """All that belongs to a replica, stacked: `rate` and `count` (steps taken) are (R,).
+    """All that belongs to a replica, stacked: `rate` is (R, G), one column for each of the `groups` of parameters.
 
-    `missed` (R,) by name are the steps that left a parameter alone, because it did not enter the loss.
+    `rule` moves the replicas, with settings that may be their own; `count` (R,) are the steps taken. `missed` (R,) by name are
+    the steps that left a parameter alone, because it did not enter the loss.
     """
 
     state: FleetState
+    rule: FleetOptimizer
     memory: State
     rate: Tensor
+    groups: tuple[tuple[str, ...], ...]
     count: Tensor
     missed: Stack
 
@@ -37,7 +40,8 @@ class ReplicaStack:
         """A copy of some replicas; of a slice, these in the same memory."""
         memory = {column: {name: pick(t, rows) for name, t in stack.items()} for column, stack in self.memory.items()}
         missed = {name: t[rows] for name, t in self.missed.items()}
-        return ReplicaStack(self.state.rows(rows), memory, self.rate[rows], self.count[rows], missed)
+        rule = self.rule.rows(rows) if hasattr(self.rule, "rows") else self.rule
+        return ReplicaStack(self.state.rows(rows), rule, memory, self.rate[rows], self.groups, self.count[rows], missed)
 
     def _stacks(self) -> tuple[Stack, ...]:
         """What changes in training, by name."""
@@ -54,29 +58,39 @@ class ReplicaStack:
     def lay_out_like(self, gradients: Mapping[str, Tensor]) -> None:
         """Keep weights and optimizer state in the memory order in which the gradients come."""
         for stack in (self.state.parameters, *self.memory.values()):
-            stack |= {name: laid_out_like(stack[name], g) for name, g in gradients.items()}
+            stack |= {name: laid_out_like(stack[name], g) for name, g in gradients.items() if stack[name].ndim == g.ndim}
 
     @called_within(torch.no_grad)
-    def step(self, rule: FleetOptimizer, gradients: Gradients, factor: float | Tensor) -> None:
+    def step(self, gradients: Gradients, factor: float | Tensor) -> None:
         """One step of the optimizer; `factor` on the rates is one for all or (R,)."""
-        rate = self.rate if isinstance(factor, float) and factor == 1.0 else self.rate * factor
-        if self._uneven or gradients.absent or len(gradients) < len(self.state.parameters):
-            self._uneven_step(rule, gradients, rate)
-        else:
-            rule.step(self.state.parameters, gradients, self.memory, rate, self.count)
+        uneven = self._uneven or gradients.absent or len(gradients) < len(self.state.parameters)
+        for rate, names in zip(self._rates(factor), self.groups, strict=True):
+            if uneven:
+                self._uneven_step(gradients, rate, names)
+                continue
+            own = gradients if len(self.groups) == 1 else {name: gradients[name] for name in names}
+            self.rule.step(self.state.parameters, own, self.memory, rate, self.count)
         self.count += 1
 
-    def _uneven_step(self, rule: FleetOptimizer, gradients: Gradients, rate: Tensor) -> None:
+    def _rates(self, factor: float | Tensor) -> tuple[Tensor, ...]:
+        """The rates (R,) of each group."""
+        if isinstance(factor, Tensor):
+            return (self.rate * factor[:, None]).unbind(1)
+        return (self.rate if factor == 1.0 else self.rate * factor).unbind(1)
+
+    def _uneven_step(self, gradients: Gradients, rate: Tensor, names: tuple[str, ...]) -> None:
         """As torch does it: a parameter without gradient stays as it is, and its own steps are counted."""
         self._uneven = True
-        for name, p in self.state.parameters.items():
+        for name in names:
+            p = self.state.parameters[name]
             if name not in gradients:
                 self.missed[name] += 1
                 continue
             rows = torch.tensor(gradients.absent.get(name, []), dtype=torch.long, device=p.device)
             stacks = [p, *(stack[name] for stack in self.memory.values())]
             before = [t.detach()[rows] for t in stacks]
-            rule.step(self.state.parameters, {name: gradients[name]}, self.memory, rate, self.count - self.missed[name])
+            own_count = self.count - self.missed[name]
+            self.rule.step(self.state.parameters, {name: gradients[name]}, self.memory, rate, own_count)
             for t, old in zip(stacks, before, strict=True):
                 t[rows] = old
             self.missed[name][rows] += 1
@@ -86,7 +100,6 @@ def same_bits_without(
     replicas: ReplicaStack,
     kept: Tensor,
     route: Route,
-    rule: FleetOptimizer,
     batches: Iterable[FleetBatch],
     factor: float | Tensor,
 ) -> bool:
@@ -103,8 +116,8 @@ def same_bits_without(
         same = all(torch.equal(g[kept], fewer[name]) for name, g in gradients.items())
         if not same or not torch.equal(losses[kept], fewer_losses):
             return False
-        together.step(rule, gradients, factor)
-        apart.step(rule, fewer, factor[kept] if isinstance(factor, Tensor) else factor)
+        together.step(gradients, factor)
+        apart.step(fewer, factor[kept] if isinstance(factor, Tensor) else factor)
         if not all(torch.equal(p[kept], apart.state.parameters[name]) for name, p in together.state.parameters.items()):
             return False
     return True
@@ -166,13 +179,12 @@ class FleetRun:
         whole: ReplicaStack,
         feed: FleetFeed,
         route: Route,
-        rule: FleetOptimizer,
         rules: Rules,
         steps: int,
         lost: Tensor,
         fleet: int,
     ) -> None:
-        self.whole, self.live, self.feed, self.route, self.rule, self.rules = whole, whole, feed, route, rule, rules
+        self.whole, self.live, self.feed, self.route, self.rules = whole, whole, feed, route, rules
         replicas, device = len(whole.rate), whole.rate.device
         self.first, self.fleet = whole.state.ids[0], fleet
         self.table = torch.full((steps, replicas), torch.nan, dtype=whole.rate.dtype, device=device)
@@ -214,7 +226,7 @@ class FleetRun:
             if self.over:
                 return
             gradients = self._drop(gradients, epoch, factor)
-        self.live.step(self.rule, gradients, self._own(factor))
+        self.live.step(gradients, self._own(factor))
         if self.frozen is not None:
             self.live.write(*self.frozen)
 
@@ -256,9 +268,7 @@ class FleetRun:
         kept = (~self.resting).nonzero()[:, 0]
         sizes = {self.feed.batch(epoch, place, self.rows).size: place for place in (0, self.feed.batches - 1)}
         batches = (self.feed.batch(epoch, place, self.rows) for place in sizes.values())
-        if self.route.name != "loop" and not same_bits_without(
-            self.live, kept, self.route, self.rule, batches, self._own(factor)
-        ):
+        if self.route.name != "loop" and not same_bits_without(self.live, kept, self.route, batches, self._own(factor)):
             self.may_drop = False
             return gradients
         self.sync()
