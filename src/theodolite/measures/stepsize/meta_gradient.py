@@ -246,7 +246,6 @@ def meta_gradient(
 
     >>> from torch import nn
     >>> x = torch.ones(1, 1).double()
-    >>> start = lambda: nn.init.ones_(nn.Linear(1, 1, bias=False).double().weight)
     >>> def line(seed):
     ...     model = nn.Linear(1, 1, bias=False).double()
     ...     _ = nn.init.ones_(model.weight)
