@@ -246,7 +246,6 @@ def meta_gradient(
 
     >>> from torch import nn
     >>> x = torch.ones(1, 1).double()
-    >>> start = lambda: nn.init.ones_(nn.Linear(1, 1, bias=False).double().weight)
     >>> def line(seed):
     ...     model = nn.Linear(1, 1, bias=False).double()
     ...     _ = nn.init.ones_(model.weight)
@@ -257,7 +256,13 @@ def meta_gradient(
     """
     began = time.perf_counter()
     names: tuple[str, ...] = (hyper,) if isinstance(hyper, str) else tuple(hyper)
-    settings = {"lr": lr, "momentum": momentum, "dampening": dampening, "nesterov": nesterov, "weight_decay": weight_decay}
+    settings: dict[str, Any] = {
+        "lr": lr,
+        "momentum": momentum,
+        "dampening": dampening,
+        "nesterov": nesterov,
+        "weight_decay": weight_decay,
+    }
     settings |= {"betas": betas, "eps": eps, "alpha": alpha}
     task = Task(
         factory,
@@ -465,7 +470,7 @@ def _slopes(columns: Tensor, every: int) -> list[float]:
         return [math.inf] * columns.shape[1]
     steps = torch.arange(len(columns), dtype=torch.float64) * every
     steps -= steps.mean()
-    return ((steps @ (columns - columns.mean(0))) / steps.square().sum()).tolist()  # type: ignore[no-any-return]
+    return ((steps @ (columns - columns.mean(0))) / steps.square().sum()).tolist()
 
 
 def _mean(column: Sequence[float]) -> float:

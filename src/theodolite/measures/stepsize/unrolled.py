@@ -257,4 +257,5 @@ def _in_chunks(product: Products, rows: Tensor) -> Tensor:
 
 def log_norms(tangents: Tensor) -> Tensor:
     """The logarithm of the length of each row, (k,) in float64."""
-    return torch.linalg.vector_norm(tangents.flatten(1), dim=1).double().log()
+    norms: Tensor = torch.linalg.vector_norm(tangents.flatten(1), dim=1)
+    return norms.double().log()

@@ -323,36 +323,47 @@ def test_gradients_beyond_floats_are_kept_by_their_logarithm():
     got = found(lambda seed: Logistic(), train=(x, x), loss=lambda out, _: out.mean(), steps=steps, lr=1.0, check=False)
     assert math.isinf(got.gradient["lr"])
     assert got.log_scale["lr"] == pytest.approx(steps * math.log(2), rel=0.05)
-    assert got.growth == pytest.approx(math.log(2), rel=0.03)
-    assert got.horizon == pytest.approx(1 / math.log(2), rel=0.03)
+    # Exponents of some hundred steps of a chaotic map scatter by a few percent.
+    assert got.growth == pytest.approx(math.log(2), rel=0.06)
+    assert got.horizon == pytest.approx(1 / math.log(2), rel=0.06)
     assert got.health == "explodes"
     assert "10^" in got.sentence()
     back = found(
         lambda seed: Logistic(), train=(x, x), loss=lambda out, _: out.mean(), steps=steps, lr=1.0, mode="reverse", check=False
     )
     assert back.log_scale["lr"] == pytest.approx(got.log_scale["lr"], rel=1e-3)
-    assert back.growth == pytest.approx(math.log(2), rel=0.03)
+    assert back.growth == pytest.approx(math.log(2), rel=0.06)
 
 
-def kinked(activation, rate, steps=200):
-    """A small network at a rate at which its ReLUs switch all the time."""
-    torch.manual_seed(0)
-    x, y = data(64, 5, 3, seed=3)
-
-    def make(seed):
-        return nn.Sequential(nn.Linear(5, 24), activation(), nn.Linear(24, 24), activation(), nn.Linear(24, 3)).double()
-
-    return found(make, "sgd", (x, y), steps=steps, lr=rate, objective="last", batch_size=16)
+def deep(activation):
+    """A small network whose units switch all the time where the activation has a kink."""
+    return lambda seed: nn.Sequential(nn.Linear(5, 24), activation(), nn.Linear(24, 24), activation(), nn.Linear(24, 3)).double()
 
 
 @pytest.mark.long
 def test_relu_is_kinked_where_gelu_is_not():
-    relu, gelu = (kinked(activation, 0.3) for activation in (nn.ReLU, nn.GELU))
+    """The derivative is the slope over 1e-7 for both; over one percent ReLU's is another, GELU's the same."""
+    how = {"train": data(64, seed=3), "steps": 200, "lr": 0.3, "objective": "last", "batch_size": 16}
+    relu, gelu = (found(deep(activation), **how) for activation in (nn.ReLU, nn.GELU))
     assert relu.health == "kinked"
     assert relu.agreement["lr"] < 0.8
     assert "kinked" in relu.sentence()
     assert gelu.health == "ok"
     assert gelu.agreement["lr"] > 0.95
+    task = Task(deep(nn.ReLU), "sgd", how["train"], None, CE, 200, ("lr",), {"lr": 0.3}, "train", batch_size=16)
+    training = MetaObjective(task, "last")
+    low, high = (training.evaluate(torch.tensor([way * 1e-7]).double()).value for way in (-1, 1))
+    assert relu.gradient["lr"] == pytest.approx((high - low) / 2e-7, rel=1e-3)
+
+
+@pytest.mark.long
+def test_a_high_rate_with_momentum_explodes():
+    how = {"train": data(64, seed=3), "steps": 400, "objective": "last", "batch_size": 16, "momentum": 0.9, "check": False}
+    wild = found(deep(nn.ReLU), lr=0.3, **how)
+    assert wild.health == "explodes"
+    assert wild.log_scale["lr"] > math.log(1e4)
+    assert not wild.usable
+    assert found(deep(nn.ReLU), lr=0.003, **how).health == "ok"
 
 
 # What is refused, and what is left alone
