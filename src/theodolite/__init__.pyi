@@ -30,6 +30,9 @@ from theodolite.measures.dynamics import find_max_learning_rate as find_max_lear
 from theodolite.measures.dynamics import catapult_sweep as catapult_sweep
 from theodolite.monitors import MultiCatapult as MultiCatapult
 
+# Which step size?
+from theodolite.measures.stepsize import meta_gradient as meta_gradient
+
 # What happened in the run?
 from theodolite.monitors import Monitor as Monitor
 from theodolite.monitors import compare_runs as compare_runs

@@ -60,6 +60,12 @@ class Feed:
             found["data"] = _identity_of([Batch(tensors, {}, None, len(tensors[0]))])
         return found
 
+    def __len__(self) -> int:
+        """Batches in an epoch; of a source without a length this raises."""
+        if self._whole is None:
+            return len(self._parts)  # type: ignore[arg-type]
+        return -(-self._whole.size // (self.batch_size or self._whole.size))
+
     def epoch(self, number: int) -> Iterator[Batch]:
         """The batches of one epoch."""
         if self._whole is None:

@@ -1,5 +1,9 @@
 """Which learning rate for this training? Meta-gradients, how far they can be trusted, and the choice itself."""
 
 from theodolite._names import imported
+from theodolite.measures.stepsize.meta_gradient import MetaGradient as MetaGradient
+from theodolite.measures.stepsize.meta_gradient import MetaObjective as MetaObjective
+from theodolite.measures.stepsize.meta_gradient import meta_gradient as meta_gradient
+from theodolite.measures.stepsize.unrolled import Task as Task
 
 __all__ = sorted(imported(__file__))

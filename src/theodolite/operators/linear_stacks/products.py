@@ -71,6 +71,15 @@ class StackPass:
         return out
 
     @called_within(torch.no_grad)
+    def gradient(self, out: Tensor) -> Tensor:
+        """The gradient, written into the flat `out` (p,)."""
+        for layer, x, delta in zip(self.layers, self.inputs, self.deltas, strict=True):
+            torch.mm(delta.T, x, out=out[layer.weight].view(layer.linear.weight.shape))
+            if layer.bias is not None:
+                torch.sum(delta, 0, out=out[layer.bias])
+        return out
+
+    @called_within(torch.no_grad)
     def products(self, blocks: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Rows (k, m·n) per layer name -> rows of the products with that layer's diagonal block."""
         rows = {i: blocks[layer.name] for i, layer in enumerate(self.layers) if layer.name in blocks}

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as _torch_module
 
-from theodolite.interrupts import unbroken
+from theodolite.interrupts import called_within, unbroken
 from theodolite.problem import Batch, Problem
 from theodolite.problem.derivatives.exact_derivatives import derivatives
 
@@ -37,13 +37,15 @@ class StackLayer:
 class StackRun:
     """One batch: per layer its input (B, n), σ' and σ'' of what follows it ((B, m); None: one and zero).
 
-    `gradient` (B, c) and `curvature` (B, c, c) are the derivatives of the loss in the outputs.
+    `gradient` (B, c) and `curvature` (B, c, c) are the derivatives of the `loss` in the outputs.
     """
 
     layers: list[StackLayer]
     inputs: list[Tensor]
     slopes: list[Tensor | None]
     seconds: list[Tensor | None]
+    output: Tensor
+    loss: Tensor
     gradient: Tensor
     curvature: Tensor
 
@@ -52,27 +54,51 @@ class StackRun:
         return all(second is None for second in self.seconds)
 
 
-def run_stack(problem: Problem, tensors: dict[str, Tensor], batch: Batch, index: int) -> StackRun | None:
-    """One batch of a problem that is a Sequential of Linear layers and elementwise activations, inside a `session`.
+@dataclass(frozen=True)
+class Stack:
+    """A Sequential of Linear layers and elementwise activations, with its loss: what stays the same when weights move."""
 
-    None where anything else happens: other modules, a layer used twice, hooks, another loss, half precision, parameters that
-    are not measured or belong to no layer, inputs that are no matrix of rows, or an output that is not the model's.
+    modules: list[nn.Module]
+    layers: list[StackLayer]
+    loss: nn.Module
+
+    def run(self, batch: Batch) -> StackRun | None:
+        """One batch through the weights as they stand; None where the inputs are no matrix of rows."""
+        if len(batch.args) != 1 or batch.kwargs:
+            return None
+        found = _forward(self.modules, batch.args[0])
+        if found is None:
+            return None
+        inputs, slopes, seconds, output = found
+        return StackRun(self.layers, inputs, slopes, seconds, output, *_loss_derivatives(self.loss, output, batch.target))
+
+
+def find_stack(problem: Problem) -> Stack | None:
+    """The stack that a problem's model is.
+
+    None where anything else happens: other modules, a layer used twice, hooks, another loss, half precision, or parameters that
+    are not measured or belong to no layer.
     """
     modules = _flat_modules(problem.model)
-    if modules is None or not _is_plain(problem, modules) or len(batch.args) != 1 or batch.kwargs:
+    if modules is None or not _is_plain(problem, modules):
         return None
     layers = _layers(problem, [m for m in modules if isinstance(m, nn.Linear)])
-    if layers is None:
+    assert isinstance(problem.loss_function, nn.Module)
+    return None if layers is None else Stack(modules, layers, problem.loss_function)
+
+
+def run_stack(problem: Problem, tensors: dict[str, Tensor], batch: Batch, index: int) -> StackRun | None:
+    """One batch of a problem whose model is such a stack, inside a `session`; None too where the output is not the model's."""
+    stack = find_stack(problem)
+    if stack is None:
         return None
     with unbroken(torch.no_grad()):
         expected = problem.evaluate(tensors, batch, index).output  # also for its checks
-    found = _forward(modules, batch.args[0])
-    if found is None:
+    run = stack.run(batch)
+    if run is None or run.output.shape != expected.shape:
         return None
-    inputs, slopes, seconds, output = found
-    if output.shape != expected.shape or not float((output - expected).norm()) <= 1e-3 * float(expected.norm()):
-        return None  # the model does something that the looks above do not see
-    return StackRun(layers, inputs, slopes, seconds, *_loss_derivatives(problem, output, batch))
+    # Else the model does something that the looks above do not see.
+    return run if float((run.output - expected).norm()) <= 1e-3 * float(expected.norm()) else None
 
 
 def _flat_modules(model: nn.Module) -> list[nn.Module] | None:
@@ -146,15 +172,44 @@ def _activate(modules: list[nn.Module], z: Tensor) -> tuple[Tensor, Tensor | Non
     active = [m for m in modules if isinstance(m, PIECEWISE_LINEAR + SMOOTH)]  # what else there is leaves rows alone
     if not active:
         return z, None, None
+    if len(active) == 1 and type(active[0]) is nn.ReLU:
+        return z.relu(), (z > 0).to(z.dtype), None
     values, slope, second = derivatives(nn.Sequential(*active), z)
     return values, slope, second if any(isinstance(m, SMOOTH) for m in active) else None
 
 
-def _loss_derivatives(problem: Problem, output: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-    """`∂loss/∂z` (B, c) and `∂²loss/∂z²` of each sample (B, c, c): one pass per output does for a sum over samples."""
-    assert problem.loss_function is not None
-    with unbroken(torch.enable_grad()):
+def _loss_derivatives(loss: nn.Module, output: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The loss, `∂loss/∂z` (B, c) and `∂²loss/∂z²` of each sample (B, c, c)."""
+    known = _known_derivatives(loss, output.detach(), target)
+    if known is not None:
+        return known
+    with unbroken(torch.enable_grad()):  # one pass per output does for a sum over samples
         z = output.detach().requires_grad_()
-        (gradient,) = torch.autograd.grad(problem.loss_function(z, batch.target), z, create_graph=True)
+        value = loss(z, target)
+        (gradient,) = torch.autograd.grad(value, z, create_graph=True)
         columns = [torch.autograd.grad(gradient[:, j].sum(), z, retain_graph=True)[0] for j in range(z.shape[1])]
-    return gradient.detach(), torch.stack(columns, dim=1).detach()
+    return value.detach(), gradient.detach(), torch.stack(columns, dim=1).detach()
+
+
+@called_within(torch.no_grad)
+def _known_derivatives(loss: nn.Module, z: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
+    """The same written down, for squared error and for cross-entropy of classes without weights, smoothing or ignored labels."""
+    b, c = z.shape
+    if isinstance(loss, nn.MSELoss) and loss.reduction in ("mean", "sum") and target.shape == z.shape:
+        share = 2.0 / z.numel() if loss.reduction == "mean" else 2.0
+        gap = z - target
+        curvature = torch.eye(c, dtype=z.dtype, device=z.device).mul_(share).expand(b, c, c)
+        return gap.square().sum() * (share / 2), gap * share, curvature
+    if not isinstance(loss, nn.CrossEntropyLoss) or loss.weight is not None or loss.label_smoothing:
+        return None
+    if target.is_floating_point() or target.shape != (b,) or loss.reduction not in ("mean", "sum"):
+        return None
+    if bool((target == loss.ignore_index).any()):
+        return None
+    share = 1.0 / b if loss.reduction == "mean" else 1.0
+    logs = z.log_softmax(1)
+    value = -logs.gather(1, target[:, None]).sum() * share
+    shares = logs.exp_()
+    scaled = shares * share
+    curvature = torch.diag_embed(scaled).baddbmm_(scaled[:, :, None], shares[:, None, :], alpha=-1)
+    return value, scaled.scatter_add(1, target[:, None], scaled.new_full((b, 1), -share)), curvature
