@@ -4,6 +4,8 @@ from theodolite._names import imported
 from theodolite.measures.stepsize.meta_gradient import MetaGradient as MetaGradient
 from theodolite.measures.stepsize.meta_gradient import MetaObjective as MetaObjective
 from theodolite.measures.stepsize.meta_gradient import meta_gradient as meta_gradient
+from theodolite.measures.stepsize.tuning import StepSizeChoice as StepSizeChoice
+from theodolite.measures.stepsize.tuning import tune_step_size as tune_step_size
 from theodolite.measures.stepsize.unrolled import Task as Task
 
 __all__ = sorted(imported(__file__))
