@@ -31,6 +31,7 @@ from theodolite.measures.dynamics import catapult_sweep as catapult_sweep
 from theodolite.monitors import MultiCatapult as MultiCatapult
 
 # Which step size?
+from theodolite.measures.stepsize import tune_step_size as tune_step_size
 from theodolite.measures.stepsize import meta_gradient as meta_gradient
 
 # What happened in the run?

@@ -52,6 +52,7 @@ from theodolite.plots.spectra import eigenvalues as eigenvalues
 from theodolite.plots.spectra import histogram as histogram
 from theodolite.plots.stability import pairs_and_maxima as pairs_and_maxima
 from theodolite.plots.stability import stability_panels as stability_panels
+from theodolite.plots.step_size import plot_step_size as plot_step_size
 from theodolite.plots.style import DIVERGING as DIVERGING
 from theodolite.plots.style import MARKERS as MARKERS
 from theodolite.plots.style import PALETTE as PALETTE

@@ -22,6 +22,7 @@ from theodolite.plots.regimes import regime_diagram
 from theodolite.plots.scatter import scatter
 from theodolite.plots.spectra import density, eigenvalues
 from theodolite.plots.stability import stability_panels
+from theodolite.plots.step_size import plot_step_size
 from theodolite.results import Result
 
 Drawing = Axes | Figure
@@ -185,6 +186,7 @@ _DRAWINGS: dict[str, Callable[[Any], Drawing]] = {
     "regime": trial_run,
     "risk-certificate": plot_certificate,
     "run-comparison": plot_runs,
+    "step-size-choice": plot_step_size,
     "stability-result": lambda result: stability_panels(result.rows()),
     "trace": loss_curve,
     "trial-runs": trial_runs,

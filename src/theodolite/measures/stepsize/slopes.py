@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from theodolite.measures.stepsize.unrolled import Task as Training
 
 #: What a product of the Hessian with a vector counts as, in gradients of a batch: five at once took 3.3 on a small classifier.
 PRODUCT = 1.0
-#: Pairs of opposite settings that a smoothed slope is made of, and how far they lie from the place, in units.
+#: Pairs of opposite settings that a smoothed slope is made of at most, and how far they lie from the place, in units.
 PAIRS, SPREAD = 4, 0.1
 
 
@@ -42,6 +42,7 @@ class Slopes:
     start: Mapping[str, float]
     split: Split
     runs: TunedRuns
+    made: dict[tuple[int, int], MetaObjective] = field(default_factory=dict)
 
     def objective(self, task: Task, seed: int) -> MetaObjective:
         """The training on one task as a function of its hyperparameters."""
@@ -65,7 +66,8 @@ class Slopes:
 
     def exact(self, setting: Setting, task: Task, seed: int) -> Slope:
         """The meta-gradient, and whether the loss over one percent along it has the same slope."""
-        training = self.objective(task, seed)
+        key = id(task), seed
+        training = self.made.get(key) or self.objective(task, seed)
         shifts = training.unrolled.hyper.shifts(setting)
         found = training.derivative(shifts)
         result = training.result(found, {}, shifts)
@@ -75,19 +77,30 @@ class Slopes:
         if health == "ok":
             kinked, more = _kinked(training, shifts, gradient)
             health, spent = "kinked" if kinked else health, spent + more
+        if not training.unrolled.double:  # one that went over to double precision begins anew, as in a search that is resumed
+            self.made[key] = training
         value = math.log(found.loss) if 0 < found.loss < math.inf else math.inf
         return Slope(value, steps * gradient, health, float(spent))
 
     def smoothed(self, setting: Setting, task: Task, seed: int, number: int) -> Slope:
         """The mean slope between opposite settings around the place, by runs on the same weights and orders."""
         u = self.space.place(setting)
-        directions = torch.randn(PAIRS, len(u), generator=torch.Generator().manual_seed(number), dtype=torch.float64)
+        directions = _directions(len(u), number)
+        pairs = len(directions)
         apart = SPREAD * torch.cat([directions, -directions])
         scores = self.runs.run([self.space.at(self.space.inside(u + d)) for d in apart], task, [seed])
         logs = scores.on(self.split)[:, 0].clamp_min(1e-300).log()
-        gradient = ((logs[:PAIRS] - logs[PAIRS:])[:, None] * directions).mean(0) / (2 * SPREAD)
+        gradient = ((logs[:pairs] - logs[pairs:])[:, None] * directions).sum(0) / (2 * SPREAD)
         lost = bool(scores.truncated.all())
-        return Slope(float(logs.mean()), gradient, "diverged" if lost else "ok", float(2 * PAIRS * self.runs.steps))
+        return Slope(float(logs.mean()), gradient, "diverged" if lost else "ok", float(2 * pairs * self.runs.steps))
+
+
+def _directions(size: int, number: int) -> Tensor:
+    """Up to four hyperparameters one by one; of more, four random mixtures, whose slopes add up to that of all on average."""
+    if size <= PAIRS:
+        return torch.eye(size, dtype=torch.float64)
+    drawn = torch.randn(PAIRS, size, generator=torch.Generator().manual_seed(number), dtype=torch.float64)
+    return drawn / PAIRS**0.5
 
 
 def _kinked(training: MetaObjective, shifts: Tensor, gradient: Tensor) -> tuple[bool, float]:

@@ -336,7 +336,7 @@ class _Study:
         if not brings and all(name.split(":")[0] != "lr" for name in names):
             raise ArgumentError("lr is missing: it is not tuned, so give the learning rate to train with.")
         own = {name: value or STARTS.get(name, value) for name, value in recipe.groups[0].items()}
-        self.optimizer, self.given = _maker(optimizer), optimizer
+        self.optimizer, self.given = fleet_optimizer_of(optimizer), optimizer
         self.adaptive = recipe.name != "SGD"
         held = 0.0 if self.adaptive or "momentum" in names else recipe.groups[0]["momentum"]
         self.critical = self._critical(held)
@@ -410,7 +410,7 @@ class _Study:
         return Slopes(self.factory, self.given, self.loss, self.space, self.start, self.data.split, runs)
 
 
-def _maker(optimizer: Any) -> Any:
+def fleet_optimizer_of(optimizer: Any) -> Any:
     """A function that makes the optimizer, from its name or its class; its learning rate is set by the search."""
     kind, meant = OPTIMIZERS[optimizer] if isinstance(optimizer, str) else (optimizer, {})
     if isinstance(kind, type):
