@@ -212,22 +212,22 @@ def learned_step(
     """
     fresh = 1 - torch.tensor(network.decays, dtype=values.dtype, device=values.device)[:, None, None]
     means, squares = means.lerp(gradient, fresh), squares.lerp(gradient.square(), fresh)
-    return change_of(network, weight_features(network, values, gradient, means, squares, sizes), steps), means, squares
+    history = normalised(network, gradient_features(gradient, means, squares), sizes)
+    return change_of(network, history, normalised(network, values[None], sizes), steps), means, squares
 
 
-def weight_features(
-    network: OptimizerNetwork, values: Tensor, gradient: Tensor, means: Tensor, squares: Tensor, sizes: Sequence[int]
-) -> Tensor:
-    """The normalised features that differ from weight to weight, (22, R, N).
-
-    In order: gradient, value, five means m, five mean squares r, five m (r + ε)^(-1/2), five (r + ε)^(-1/2).
-    """
+def gradient_features(gradient: Tensor, means: Tensor, squares: Tensor) -> Tensor:
+    """Gradient, five means m, five mean squares r, five m (r + ε)^(-1/2), five (r + ε)^(-1/2): (21, R, N)."""
     inverse = (squares + EPS).rsqrt()
-    raw = torch.cat([gradient[None], values[None], means, squares, means * inverse, inverse])
+    return torch.cat([gradient[None], means, squares, means * inverse, inverse])
+
+
+def normalised(network: OptimizerNetwork, features: Tensor, sizes: Sequence[int]) -> Tensor:
+    """Features (F, R, N), each over its root mean square in each tensor, or standardised across all of them."""
     if network.normalise == "standard":
-        centred = raw - raw.mean(-1, keepdim=True)
+        centred = features - features.mean(-1, keepdim=True)
         return centred * _inverse_rms(centred)
-    return torch.cat([part * _inverse_rms(part) for part in raw.split(list(sizes), -1)], -1)
+    return torch.cat([part * _inverse_rms(part) for part in features.split(list(sizes), -1)], -1)
 
 
 def _inverse_rms(features: Tensor) -> Tensor:
@@ -241,13 +241,22 @@ def step_features(network: OptimizerNetwork, steps: Tensor) -> Tensor:
     return torch.tanh(steps.to(like).reshape(1, -1) / scales - network.shift)
 
 
-def change_of(network: OptimizerNetwork, found: Tensor, steps: Tensor) -> Tensor:
-    """`step_size · direction · exp(exponent · magnitude)` from the features (22, R, N), (R, N)."""
+def change_of(network: OptimizerNetwork, history: Tensor, values: Tensor, steps: Tensor) -> Tensor:
+    """`step_size · direction · exp(exponent · magnitude)`, (R, N), from normalised features of the history and of the values.
+
+    The network's inputs are in order: gradient, value, the rest of the history, the step. The value has a product of its own, for
+    in meta-training it alone leads back to the steps before: nothing is differentiated in the others.
+    """
     first, bias, last, last_bias = (network.weights[name] for name in _WEIGHTS)
-    plain, shape = len(found), found.shape[1:]
+    plain, shape = 1 + len(history), history.shape[1:]
     offset = bias[:, None] + first[:, plain:] @ step_features(network, steps)  # (hidden, 1 or R): one for all weights
-    hidden = ((first[:, :plain] @ found.flatten(1)).unflatten(1, shape) + offset[..., None]).relu()
-    direction, magnitude = ((last @ hidden.flatten(1)) + last_bias[:, None]).unflatten(1, shape)
+    whose = torch.eye(offset.shape[1], dtype=first.dtype, device=first.device).repeat_interleave(
+        shape[0] * shape[1] // offset.shape[1], 1
+    )
+    others = torch.cat([first[:, :1], first[:, 2:plain]], 1) @ history.flatten(1)
+    beside = torch.cat([first[:, 1:2], offset], 1)
+    hidden = torch.addmm(others, beside, torch.cat([values.flatten(1), whose])).relu_()  # (hidden, R N)
+    direction, magnitude = torch.addmm(last_bias[:, None], last, hidden).unflatten(1, shape)
     return network.step_size * direction * (network.exponent * magnitude).exp()
 
 
