@@ -564,8 +564,10 @@ def _refuse_unvectorised(route: VmapRoute, state: FleetState, batch: FleetBatch)
     """Raise where all problems cannot be computed at once."""
     try:
         route.losses(state, batch)
-    except RuntimeError as error:
+    except (RuntimeError, ValueError) as error:
+        if "vmap" not in str(error):
+            raise
         raise ArgumentError(
-            "factory: problems are computed at once, which this model refuses; dropout and recurrent layers do "
-            f"({str(error).splitlines()[0][:200]}). Leave such layers out."
+            "factory: problems are computed at once, which this model refuses; dropout and recurrent layers do. Leave such layers "
+            "out."
         ) from error
