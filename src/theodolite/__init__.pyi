@@ -65,6 +65,10 @@ from theodolite.measures.bounds import risk_certificate as risk_certificate
 from theodolite.measures.bounds import held_out_bound as held_out_bound
 from theodolite.measures.bounds import kl_inverse as kl_inverse
 
+# Which step size?
+from theodolite.measures.stepsize import LearnedOptimizer as LearnedOptimizer
+from theodolite.measures.stepsize import meta_train as meta_train
+
 # Reproduce
 from theodolite import experiments as experiments
 from theodolite import data as data

@@ -24,7 +24,7 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from theodolite.arguments import a_path, checked, count, each, entry, fields_checked, finite, fraction, nonnegative, one_of
+from theodolite.arguments import a_path, about, checked, count, each, entry, fields_checked, finite, fraction, nonnegative, one_of
 from theodolite.arguments import positive, shown
 from theodolite.arguments import seed as a_seed
 from theodolite.errors import ArgumentError
@@ -131,7 +131,9 @@ class OptimizerNetwork:
     @classmethod
     def load(cls, path: str | PathLike[str]) -> Self:
         """Read what `save` wrote."""
-        content = Path(a_path("path", path)).read_bytes()
+        if not Path(a_path("path", path)).is_file():
+            raise FileNotFoundError(f"path: there is no file {path}, and no network in it.")
+        content = Path(path).read_bytes()
         try:
             metadata = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")]).get("__metadata__", {})
             tensors = load_tensors(content)
@@ -266,7 +268,8 @@ def change_of(network: OptimizerNetwork, history: Tensor, values: Tensor, steps:
 def as_network(name: str, value: Any) -> OptimizerNetwork:
     """A network, the one in a file, or that of a meta-training."""
     if isinstance(value, str | PathLike):
-        return OptimizerNetwork.load(value)
+        with about(name):
+            return OptimizerNetwork.load(value)
     found = getattr(value, "network", value)
     if not isinstance(found, OptimizerNetwork):
         raise TypeError(
