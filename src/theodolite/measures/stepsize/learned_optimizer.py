@@ -24,8 +24,21 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from theodolite.arguments import a_path, about, checked, count, each, entry, fields_checked, finite, fraction, nonnegative, one_of
-from theodolite.arguments import positive, shown
+from theodolite.arguments import (
+    a_path,
+    about,
+    checked,
+    count,
+    each,
+    entry,
+    fields_checked,
+    finite,
+    fraction,
+    nonnegative,
+    one_of,
+    positive,
+    shown,
+)
 from theodolite.arguments import seed as a_seed
 from theodolite.errors import ArgumentError
 from theodolite.files import json_check_sum, write_whole
@@ -48,8 +61,8 @@ class OptimizerNetwork:
     """The network of a learned optimizer: weights, and the settings of its features.
 
     `weights` are "hidden.weight" (hidden, features), "hidden.bias", "output.weight" (2, hidden) and "output.bias". `normalise`
-    is "rms" (each feature over the root mean square of its parameter tensor; the sign of the gradient stays) or "standard" (mean 0
-    and standard deviation 1 across all parameters). The step enters as `tanh(k/scale - shift)`; a weight moves by
+    is "rms" (each feature over the root mean square of its parameter tensor; the sign of the gradient stays) or "standard" (mean
+    0 and standard deviation 1 across all parameters). The step enters as `tanh(k/scale - shift)`; a weight moves by
     `step_size · direction · exp(exponent · magnitude)`.
 
     It is an optimizer of a `Fleet` as it is, with `rate=1.0`.
@@ -82,7 +95,7 @@ class OptimizerNetwork:
     @classmethod
     @checked(hidden=count, seed=a_seed)
     def new(cls, *, hidden: int = 32, seed: int = 0, dtype: torch.dtype = torch.float32, **settings: Any) -> Self:
-        """An untrained one: weights from N(0, 1), biases 0.1; `settings` are fields of the class, such as `normalise="standard"`."""
+        """An untrained one: weights from N(0, 1), biases 0.1; `settings` are fields of the class: `normalise="standard"`."""
         known = [field.name for field in fields(cls) if field.name != "weights"]
         for name in settings:
             entry("settings", name, dict.fromkeys(known))
@@ -272,9 +285,7 @@ def as_network(name: str, value: Any) -> OptimizerNetwork:
             return OptimizerNetwork.load(value)
     found = getattr(value, "network", value)
     if not isinstance(found, OptimizerNetwork):
-        raise TypeError(
-            f"{name} must be an OptimizerNetwork, a file of one or what th.meta_train returns. Got {shown(value)}."
-        )
+        raise TypeError(f"{name} must be an OptimizerNetwork, a file of one or what th.meta_train returns. Got {shown(value)}.")
     return found
 
 
@@ -350,9 +361,7 @@ class LearnedOptimizer(Optimizer):
             torch.cat([t.detach().to(dtype).reshape(1, -1) for t in tensors], 1)
             for tensors in (parameters, [p.grad for p in parameters if p.grad is not None])
         )
-        means, squares = (
-            _in_rows([state[name].to(dtype) for state in states])[:, None] for name in ("mean", "square")
-        )
+        means, squares = (_in_rows([state[name].to(dtype) for state in states])[:, None] for name in ("mean", "square"))
         for state in states:
             state["step"] += 1
         steps, sizes = torch.stack([state["step"] for state in states]).max(), [p.numel() for p in parameters]

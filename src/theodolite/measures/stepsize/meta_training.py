@@ -38,7 +38,7 @@ from theodolite.results import Cost, Outcome, Result, Row
 from theodolite.text import number, plural
 from theodolite.training.fleets.data import FleetBatch, FleetFeed
 from theodolite.training.fleets.routes import VmapRoute
-from theodolite.training.fleets.state import FleetState, Stack, stack_replicas
+from theodolite.training.fleets.state import FleetState, stack_replicas
 from theodolite.training.interruption import deferred_interrupt, load_state, save_state, tensor_check_sums
 
 Split = Literal["train", "valid"]
@@ -104,7 +104,9 @@ def _two_numbers(name: str, value: Any) -> tuple[int, float]:
     except ValueError:
         first, more = 0, 0.0
     if first < least:
-        raise ValueError(f"{name} must be a pair, a whole number of at least {least} and a mean of 0 or more. Got {shown(value)}.")
+        raise ValueError(
+            f"{name} must be a pair, a whole number of at least {least} and a mean of 0 or more. Got {shown(value)}."
+        )
     return first, more
 
 
@@ -168,16 +170,16 @@ def meta_train(
         loss: `(output, target) -> mean loss` of the networks.
         split: what a run is scored on: "valid" for samples that it does not train on, "train" for those that it does. The latter
             teaches to fit the samples, noise included, where they are few.
-        samples, valid_samples: of one problem, drawn anew for each; default: all. Without `valid` both are drawn from `train`, half
-            of it each where nothing is said.
+        samples, valid_samples: of one problem, drawn anew for each; default: all. Without `valid` both are drawn from `train`,
+            half of it each where nothing is said.
         permute: rename the classes at random in each problem; None where targets are class labels.
         problems, trajectories: how many, and from how many starts each is trained.
         together: problems that run in lockstep and share their meta-updates.
         segments, length: of a trajectory, and the steps of a segment: the least number, and the mean of the exponential variable
             that is added to it.
         network: to go on from; default: an untrained one. `OptimizerNetwork.new(normalise="standard")` has other settings.
-        lr, decay, eps, clip: of the RMSProp that trains the network; entries of its gradient are clipped at ±clip, and 0 where they
-            are not finite.
+        lr, decay, eps, clip: of the RMSProp that trains the network; entries of its gradient are clipped at ±clip, and 0 where
+            they are not finite.
         detach: leave out how the gradients of a run depend on its weights (second derivatives), which is what the sources do.
         checkpoint, checkpoint_every, resume: a folder for the state, after how many meta-updates it is saved, and whether to go
             on from it, bit by bit as an undisturbed run.
@@ -264,7 +266,9 @@ def _read_pools(train: Any, valid: Any, split: Split) -> Pools:
     keys, others = map(sample_keys, problems)
     shared = int(torch.isin(others, keys).sum())
     if shared:
-        raise ArgumentError(f"valid holds {shared} samples of train: what is trained on says nothing about new data. Remove them.")
+        raise ArgumentError(
+            f"valid holds {shared} samples of train: what is trained on says nothing about new data. Remove them."
+        )
     return Pools(pool, other)
 
 
@@ -337,12 +341,12 @@ class Place:
 def plan_of(recipe: Recipe) -> list[Place]:
     """All meta-updates in order."""
     generator = torch.Generator().manual_seed(recipe.seed)
-    places = []
+    places: list[Place] = []
     for group, first in enumerate(range(0, recipe.problems, recipe.together)):
         end = min(first + recipe.together, recipe.problems)
         for trajectory in range(recipe.trajectories):
-            for segment in range(_drawn(recipe.segments, generator)):
-                places.append(Place(group, first, end, trajectory, segment, _drawn(recipe.length, generator)))
+            segments = range(_drawn(recipe.segments, generator))
+            places += [Place(group, first, end, trajectory, s, _drawn(recipe.length, generator)) for s in segments]
     return places
 
 
@@ -364,7 +368,9 @@ class Unroll:
         self.module, self.buffers, self.ids = state.module, state.buffers, state.ids
         self.shapes = {name: p.shape for name, p in state.parameters.items()}
         self.sizes = [p[0].numel() for p in state.parameters.values()]
-        self.values = torch.cat([p.detach().flatten(1) if p.ndim > 1 else p.detach()[:, None] for p in state.parameters.values()], 1)
+        self.values = torch.cat(
+            [p.detach().flatten(1) if p.ndim > 1 else p.detach()[:, None] for p in state.parameters.values()], 1
+        )
         self.means = self.values.new_zeros(decays, *self.values.shape)
         self.squares = torch.zeros_like(self.means)
         self.steps = 0
@@ -568,6 +574,6 @@ def _refuse_unvectorised(route: VmapRoute, state: FleetState, batch: FleetBatch)
         if "vmap" not in str(error):
             raise
         raise ArgumentError(
-            "factory: problems are computed at once, which this model refuses; dropout and recurrent layers do. Leave such layers "
-            "out."
+            "factory: problems are computed at once, which this model refuses, as dropout and recurrent layers do. Leave such "
+            "layers out."
         ) from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import pytest
 import torch
@@ -53,10 +54,12 @@ def by_hand(net, values, gradient, means, squares, k):
     r = [b * old + (1 - b) * gradient[0] ** 2 for b, old in zip(DECAYS, squares[:, 0], strict=True)]
     columns += m + r + [a / (b + 1e-6).sqrt() for a, b in zip(m, r, strict=True)] + [1 / (b + 1e-6).sqrt() for b in r]
     assert len(columns) == 22
-    for first, end in zip(starts, starts[1:], strict=False):
+    for first, end in pairwise(starts):
         scaled = [c[first:end] / (1e-5 + c[first:end].pow(2).mean()).sqrt() for c in columns]
         for i in range(end - first):
-            vector = torch.stack([c[i] for c in scaled] + [torch.tensor(math.tanh(k / s - 1), dtype=torch.float64) for s in SCALES])
+            vector = torch.stack(
+                [c[i] for c in scaled] + [torch.tensor(math.tanh(k / s - 1), dtype=torch.float64) for s in SCALES]
+            )
             assert len(vector) == 31
             hidden = (net.weights["hidden.weight"] @ vector + net.weights["hidden.bias"]).clamp(min=0)
             direction, magnitude = net.weights["output.weight"] @ hidden + net.weights["output.bias"]
@@ -275,7 +278,7 @@ def test_bad_settings(settings, words):
 
 def test_weights_that_do_not_fit():
     weights = network().weights
-    with pytest.raises(ValueError, match="hidden.weight must have shape"):
+    with pytest.raises(ValueError, match=r"hidden\.weight must have shape"):
         OptimizerNetwork({**weights, "hidden.weight": torch.zeros(32, 30)})
     with pytest.raises(ValueError, match="weights must be a dict"):
         OptimizerNetwork({"hidden.weight": torch.zeros(32, 31)})

@@ -12,10 +12,10 @@ from torch.nn import functional as F
 
 import theodolite as th
 from theodolite.data.generators import gaussian_mixture
+from theodolite.measures.stability.training_pairs import read_pool
 from theodolite.measures.stepsize import MetaTraining, OptimizerNetwork, meta_train
 from theodolite.measures.stepsize import meta_training as module
 from theodolite.measures.stepsize.meta_training import Pools, Recipe, Starts, Unroll, _Run, draw_problems, plan_of
-from theodolite.measures.stability.training_pairs import read_pool
 from theodolite.results import Outcome
 from theodolite.testing import ResultContract
 
@@ -174,7 +174,7 @@ def test_lengths_are_a_least_number_and_an_exponential_one():
 
 def test_starts_differ_between_problems_and_trajectories():
     seeds = Starts.of(recipe(trajectories=2))
-    flat = [*seeds.problems, *sum(seeds.weights, []), *sum(seeds.orders, [])]
+    flat = [seed for row in (seeds.problems, *seeds.weights, *seeds.orders) for seed in row]
     assert len(set(flat)) == len(flat) == 15
 
 
@@ -183,8 +183,9 @@ def test_starts_differ_between_problems_and_trajectories():
 
 def test_it_learns_to_train():
     """From a random walk to a run whose mean loss is well below guessing."""
-    found = meta_train(make, (X, Y), loss=LOSS, split="train", samples=60, problems=64, segments=(4, 0), length=(10, 0), progress=False,
-                       network=OptimizerNetwork.new(step_size=0.01))  # fmt: skip
+    size = {"samples": 60, "problems": 64, "segments": (4, 0), "length": (10, 0)}
+    start = OptimizerNetwork.new(step_size=0.01)
+    found = meta_train(make, (X, Y), loss=LOSS, split="train", network=start, progress=False, **size)
     first, last = found.objectives
     assert first > 1.0
     assert last < 0.6 * first
