@@ -329,6 +329,7 @@ ROOMS: dict[str, Callable[[], Arguments]] = {
     "data.generators.gaussian_classes": lambda: {"n": 4, "dim": 2, "margin": 1.2, "seed": 0},
     "data.generators.gaussian_dictionary_world": lambda: {"words": 4, "dim": 3, "contexts": 5, "radius": 3.0, "law": "uniform",
         "spread": 1.0, "offset": 0.3, "seed": 0},
+    "data.generators.noisy_labels": lambda: {"labels": torch.arange(6) % 3, "classes": 3, "share": 0.2, "seed": 0},
     "data.generators.gaussian_mixture": lambda: {"n": 4, "dim": 2, "classes": 2, "within": 2.4, "seed": 0},
     "data.generators.mixture_1d": lambda: {"n": 4, "center": 2.0, "std": 1.0, "seed": 0},
     "data.generators.planted_dictionary": lambda: {"atoms": 4, "dim": 3, "seed": 0},

@@ -55,6 +55,13 @@ def loss_curve(result: Any) -> Axes:
     return curves(rows, "step", "loss", by=by, log="y" if wide else "", markers=False)
 
 
+def meta_objective(result: Any) -> Axes:
+    """The mean loss of each segment, by meta-update; the first of a trajectory stand high."""
+    title = "Training of a learned optimizer"
+    rows = [row for row in result.rows() if math.isfinite(row["objective"])] or result.rows()
+    return curves(rows, "update", "objective", markers=False, title=title, xlabel="meta-update", ylabel="mean loss of a segment")
+
+
 def trial_run(result: Any) -> Axes:
     """The losses of a trial at the user's rate, beside where they began."""
     axes = loss_curve(result)
@@ -181,6 +188,7 @@ _DRAWINGS: dict[str, Callable[[Any], Drawing]] = {
     "label-audit": class_counts,
     "learning-progress": short_training,
     "linear-path": lambda result: linear_path_panels(result.rows()),
+    "meta-training": meta_objective,
     "monitor-report": plot_monitor,
     "range-test": rates_swept,
     "regime": trial_run,
