@@ -80,12 +80,12 @@ RANGES: tuple[Range, ...] = (
         "memory_budget hold_bytes directions drop_first mask_token rounds rows expansions resamples paths check_steps best_step "
         "step first_step start i kernel_drift.probes kernels_on_ball.probes pl_report.probes learn_dictionaries.epochs "
         "anchor_clusters.top compare_prompts.top expected_regime.steps visiting_steps.steps class_orbit.steps "
-        "descend.steps one_example.steps pure_quadratic.steps unit_sigma.steps raises"),
+        "descend.steps one_example.steps pure_quadratic.steps unit_sigma.steps raises tune_step_size.seed"),
     Range("0, 1, 2, ... up to what there is", lambda v: is_whole(v) and 0 <= v < 1000,
         "n_train n_test held_out_bound.errors", bounded=True),
     Range("0 or more, up to the draws", lambda v: is_finite(v) and 0 <= v <= 1000, "risk_certificate.errors", bounded=True),
     Range("2, 3, ...", lambda v: is_whole(v) and v >= 2,
-        "period groups side bars.most exact_anchor_world.dim gaussian_dictionary_world.dim rank_k_target.dim rank_k_targets.dim "
+        "tune_step_size.budget period groups side bars.most exact_anchor_world.dim gaussian_dictionary_world.dim rank_k_target.dim rank_k_targets.dim "
         "ntk_cnn.depth"),
     Range("-1, where a schedule begins, or a step", lambda v: is_whole(v) and v >= -1, "last_epoch"),
     Range("an odd number from 1 on", lambda v: is_whole(v) and v >= 1 and v % 2 == 1, "kernel"),

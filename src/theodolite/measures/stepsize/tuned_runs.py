@@ -34,6 +34,7 @@ class Task:
 
     train: Any
     valid: Any = None
+    name: str = "train"  # of the argument
 
 
 @dataclass(frozen=True)

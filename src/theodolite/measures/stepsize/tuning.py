@@ -10,9 +10,10 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Literal
 
+from torch import nn
 from torch.optim import SGD, Optimizer
 
-from theodolite.arguments import a_mapping, a_path, checked, count, one_of, positive, shown, whole
+from theodolite.arguments import a_mapping, a_path, about, checked, count, one_of, positive, shown, whole
 from theodolite.errors import ArgumentError, TheodoliteError
 from theodolite.measures.dynamics.critical import critical_learning_rate
 from theodolite.measures.dynamics.sweep import joined_data
@@ -30,7 +31,7 @@ from theodolite.measures.stepsize.slopes import Slopes, slope_of
 from theodolite.measures.stepsize.tuned_runs import Ledger, Scores, Split, Task, TunedRuns
 from theodolite.measures.stepsize.unrolled import refuse_overlap
 from theodolite.problem import Problem
-from theodolite.problem.arguments import a_factory, a_loss
+from theodolite.problem.arguments import a_factory, a_loss, some_data
 from theodolite.problem.calling import Loss
 from theodolite.problem.tensors import named_tensors
 from theodolite.progress import counting
@@ -154,6 +155,8 @@ def values_text(setting: Mapping[str, float]) -> str:
 
 @checked(
     factory=a_factory,
+    train=some_data,
+    valid=some_data,
     steps=count,
     loss=a_loss,
     search=one_of("auto", "sweep", "gradient", "smoothed"),
@@ -263,9 +266,13 @@ class _Data:
     def __init__(self, train: Any, valid: Any, tasks: Any, split: Split | None, seed: int) -> None:
         if (train is None) == (tasks is None) or (tasks is not None and valid is not None):
             raise ArgumentError("Give train (and valid), or tasks: one of them.")
-        self._of_seed = tasks if callable(tasks) else None
-        pairs = [(train, valid)] if tasks is None else [tasks(seed)] if callable(tasks) else _listed(tasks)
-        self._pairs = [Task(*_a_pair(f"tasks[{i}]" if tasks is not None else "data", pair)) for i, pair in enumerate(pairs)]
+        self._of_seed = tasks if callable(tasks) and not isinstance(tasks, nn.Module | type) else None
+        if tasks is None:
+            self._pairs = [Task(train, valid, "train")]
+        elif self._of_seed is not None:
+            self._pairs = [_a_task(f"tasks({seed})", tasks(seed))]
+        else:
+            self._pairs = [_a_task(f"tasks[{i}]", pair) for i, pair in enumerate(_listed(tasks))]
         has_valid = all(task.valid is not None for task in self._pairs)
         if split == "valid" and not has_valid:
             raise ArgumentError("split='valid' needs held-out data: give valid=, or score on split='train'.")
@@ -287,7 +294,7 @@ class _Data:
     def of(self, seeds: Sequence[int], prepared: Callable[[Task], Task]) -> list[tuple[Task, list[int]]]:
         """Tasks, each with the seeds it is trained on."""
         if self._of_seed is not None:
-            return [(prepared(Task(*_a_pair(f"tasks({seed})", self._of_seed(seed)))), [seed]) for seed in seeds]
+            return [(prepared(_a_task(f"tasks({seed})", self._of_seed(seed))), [seed]) for seed in seeds]
         return [(prepared(task), list(seeds)) for task in self._pairs]
 
     def check_sums(self) -> list[str]:
@@ -301,10 +308,10 @@ def _listed(tasks: Any) -> list[Any]:
     return list(tasks)
 
 
-def _a_pair(name: str, pair: Any) -> tuple[Any, Any]:
+def _a_task(name: str, pair: Any) -> Task:
     if not isinstance(pair, tuple | list) or len(pair) != 2:
         raise ArgumentError(f"{name} must be a pair (train, valid), where valid may be None. Got {shown(pair)}.")
-    return pair[0], pair[1]
+    return Task(some_data(name, pair[0]), None if pair[1] is None else some_data(name, pair[1]), name)
 
 
 class _Study:
@@ -325,7 +332,8 @@ class _Study:
     ) -> None:
         self.factory, self.loss, self.data, self.steps, self.batch_size = factory, loss, data, steps, batch_size
         model = stack_replicas(factory, [seed]).replica(0)
-        self.problem = Problem(model, loss, data.first.train)
+        with about(data.first.name):
+            self.problem = Problem(model, loss, data.first.train)
         self._refuse_overlaps()
         brings = lr is not None or not isinstance(optimizer, str | type)
         recipe = read_optimizer(optimizer, {"lr": lr if brings else 1.0}, self.problem.parameters)
@@ -352,7 +360,10 @@ class _Study:
     def _refuse_overlaps(self) -> None:
         for task in self.data.listed:
             if task.valid is not None:
-                refuse_overlap(self.problem.on(task.train), self.problem.on(task.valid))
+                with about("valid" if task.name == "train" else task.name):
+                    held_out = self.problem.on(task.valid)
+                    held_out.with_batches([held_out.few(8)]).loss()  # what the model refuses is said of these data
+                refuse_overlap(self.problem.on(task.train), held_out)
 
     def _critical(self, momentum: float) -> float | None:
         """The critical rate of descent at the start, with the momentum that is held; None where none is known."""
@@ -382,7 +393,7 @@ class _Study:
             part if part is None or isinstance(part, tuple) else joined_data(self.problem.on(part))
             for part in (task.train, task.valid)
         )
-        return Task(*parts)
+        return Task(*parts, task.name)
 
     def identity(self) -> dict[str, Any]:
         """What tells this search from others."""
