@@ -176,7 +176,8 @@ def _spread_of_costs(found: list[Row]) -> float:
 
 
 def _won(found: list[Row], name: str) -> float:
-    return sum(row["won"] for row in found if row["search"] == name) / sum(row["won"] for row in found)
+    winners = [row["search"] for row in found if row["won"]]
+    return winners.count(name) / len(winners)
 
 
 #: Why a claim does not hold at a size.

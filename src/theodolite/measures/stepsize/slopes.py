@@ -100,7 +100,7 @@ def _directions(size: int, number: int) -> Tensor:
     if size <= PAIRS:
         return torch.eye(size, dtype=torch.float64)
     drawn = torch.randn(PAIRS, size, generator=torch.Generator().manual_seed(number), dtype=torch.float64)
-    return drawn / PAIRS**0.5
+    return drawn.div(PAIRS**0.5)
 
 
 def _kinked(training: MetaObjective, shifts: Tensor, gradient: Tensor) -> tuple[bool, float]:

@@ -389,11 +389,11 @@ class _Study:
 
     def _in_tensors(self, task: Task) -> Task:
         """Loaders and lists of batches as one batch of tensors."""
-        parts = (
-            part if part is None or isinstance(part, tuple) else joined_data(self.problem.on(part))
-            for part in (task.train, task.valid)
-        )
-        return Task(*parts, task.name)
+        train, valid = (self._joined(part) for part in (task.train, task.valid))
+        return Task(train, valid, task.name)
+
+    def _joined(self, data: Any) -> Any:
+        return data if data is None or isinstance(data, tuple) else joined_data(self.problem.on(data))
 
     def identity(self) -> dict[str, Any]:
         """What tells this search from others."""
