@@ -22,6 +22,7 @@ import items_kernel
 import items_layers
 import items_monitor
 import items_products
+import items_stepsize
 import items_structure
 import items_survey
 import items_sweep
@@ -56,6 +57,8 @@ ITEMS: dict[str, Callable[[Settings], Iterator[Row]]] = {
     "anchors": items_anchors.probing,
     "bound-steps": items_bounds.bound_steps,
     "bound-draws": items_bounds.bound_draws,
+    "meta-steps": items_stepsize.meta_steps,
+    "meta-memory": items_stepsize.meta_memory,
     "estimate": items_survey.estimates,
     "budget": items_survey.budgets,
     "help": items_survey.help_time,

@@ -18,6 +18,7 @@ from harness import Row, with_ratios
 PACKAGES = (
     "theodolite", "torch", "numpy", "scipy", "scikit-learn", "transformers",
     "curvlinops-for-pytorch", "hessian-eigenthings", "pyhessian", "nngeometry", "backpack-for-pytorch",
+    "torchopt", "higher",
 )  # fmt: skip
 
 COLUMNS = {

@@ -71,7 +71,7 @@ RANGES: tuple[Range, ...] = (
         "vertices targets spectral_density.probes Monitor.top planted_dictionary.atoms dense.atoms omp_threshold.atoms "
         "omp_success_bound.atoms LearningSettings.sparsity hessian_structure.k compare.k compare_layers.k "
         "track_eigenpairs.k omp_threshold.k omp_success_bound.k wrn.k sample regime_diagram.steps cnn.kernel "
-        "passes networks grid_penalty.j held_out_bound.n pac_bayes_bound.rank "
+        "knots segment passes networks grid_penalty.j held_out_bound.n pac_bayes_bound.rank "
         "problems trajectories together valid_samples"),
     Range("8, 9, ...", lambda v: is_whole(v) and v >= 8, "risk_certificate.n all_bounds.n bound_from_summary.n"),
     Range("1, 2, 3, ... up to what there is", lambda v: is_whole(v) and 1 <= v < 1000,
@@ -103,11 +103,12 @@ RANGES: tuple[Range, ...] = (
         "suggestion critical seconds bandwidth blown_up blow_up lr rate learning_rate low high radius smoothness enough lambda_1 largest_input "
         "largest_test_input memory budget loss_target rotary_base eps floor own multiple penalty norm fv_bound.c "
         "silencing_shift.slack finite_difference_product.step density.width scaled.std variance precision ceiling schedule oracle_risks.scale "
-        "planted_samples.scale clip step_decay.factor"),
+        "planted_samples.scale clip step_decay.factor meta_gradient.spread"),
     Range("above 0 and at most 1000", lambda v: is_finite(v) and 0 < v <= 1000, "mlp_ratio"),
     Range("0 or more and finite", lambda v: is_finite(v) and v >= 0,
         "LearnedOptimizer.lr compare_readouts.shift train_shift slack tolerance eta until Fleet.train.until spread ridge noise gamma "
-        "weight_decay scale std within offset kernel_fall final rms classify_run.rise Adam.eps RMSprop.eps Fleet.eps cyclical_rate.low "
+        "weight_decay scale std within offset kernel_fall final rms classify_run.rise Adam.eps RMSprop.eps Fleet.eps "
+        "meta_gradient.eps cyclical_rate.low "
         "half_sum_rate.rate overfitting_dictionary.radius gaussian_dictionary_world.radius Fleet.train.schedule "
         "Fleet.rate stability.rate kl risk_certificate.penalty all_bounds.penalty"),
     Range("above 0 and below 1", lambda v: is_finite(v) and 0 < v < 1,

@@ -17,19 +17,25 @@ from torch import Tensor
 from theodolite.errors import NonFiniteError
 from theodolite.measures.stepsize.objectives import Objective, Scaled, score, score_slope
 from theodolite.measures.stepsize.unrolled import Slope, Unrolled, log_norms
-from theodolite.measures.stepsize.update_rules import Moved, Value
+from theodolite.measures.stepsize.update_rules import Moved, Value, add_to
 
 #: Directions of lengths outside these bounds are brought back to length one.
 SHORT, LONG = 1e-3, 1e3
+#: Lengths are looked at after so many steps at most: a look reads all tangents twice.
+LOOK = 4
 
 
 @dataclass
 class Walk:
-    """What was seen along a run: the losses of the batches, the logarithms of the tangents' lengths and their growth, by step."""
+    """What was seen along a run: the losses of the batches; the logarithms of the tangents' lengths and their growth in one step.
+
+    Lengths are those after every `every`-th step.
+    """
 
     losses: list[float] = field(default_factory=list)
     lengths: list[list[float]] = field(default_factory=list)
     growths: list[list[float]] = field(default_factory=list)
+    every: int = 1
     products: int = 0
     gradients: int = 0
     bytes: int = 0
@@ -47,6 +53,7 @@ class Evaluated:
     loss: float
     gradient: Scaled | None
     walk: Walk
+    error: Tensor | None = None  # standard errors of a gradient that was estimated
 
 
 class Tangents:
@@ -56,6 +63,8 @@ class Tangents:
         shape = (count, 1 + len(unrolled.rule.columns), len(unrolled.vector))
         self.rows = unrolled.vector.new_zeros(shape)
         self.lengths = torch.zeros(count, dtype=torch.float64)
+        self.largest = 0.8 * math.log(torch.finfo(self.rows.dtype).max)
+        self.every = max(1, min(LOOK, unrolled.steps // 50))
 
     @property
     def of_weights(self) -> Tensor:
@@ -130,18 +139,24 @@ def _carry(
 ) -> None:
     """T ← A T + b, before the weights move."""
     assert slope.products is not None
-    before = log_norms(carried.rows)
     products = slope.products(carried.of_weights)
     walk.products += len(products)
     walk.bytes = max(walk.bytes, slope.bytes + 3 * carried.rows.nbytes + products.nbytes)
-    rows = unrolled.rule.carry(carried.rows, products, moved, at, step)
-    walk.growths.append((log_norms(rows) - before).tolist())
+    look = step % carried.every == carried.every - 1
+    rows = carried.rows
+    before = log_norms(rows) if look else None
+    unrolled.rule.carry(rows, products, moved, at, step)
+    if before is not None:
+        walk.growths.append((log_norms(rows) - before).tolist())
     for row, length, (name, by) in zip(rows, carried.lengths.tolist(), slopes, strict=True):
-        share = math.exp(-length)
+        # A source that would have to be enlarged beyond the range of the numbers is below it, and zero.
+        share = math.exp(min(-length, carried.largest))
         if share > 0.0:
-            row += unrolled.rule.source(name, by * share, moved, at, step)
-    carried.rows = rows
-    walk.lengths.append(carried.normalise().tolist())
+            for place, vector, factor in unrolled.rule.source(name, by * share, moved, at, step):
+                add_to(row[place], vector, factor)
+    if look:
+        walk.every = carried.every
+        walk.lengths.append(carried.normalise().tolist())
 
 
 def _scored(unrolled: Unrolled, carried: Tangents | None) -> tuple[float, Scaled | None]:

@@ -36,6 +36,14 @@ OPTIMIZERS: dict[str, tuple[type[Optimizer], dict[str, Any]]] = {**NAMES, "rmspr
 _FLAGS = ("maximize", "amsgrad", "centered")
 
 
+def two_betas(name: str, value: Any) -> tuple[float, float]:
+    """Two numbers, each of at least 0 and below 1."""
+    if not isinstance(value, tuple | list) or len(value) != 2:
+        raise ValueError(f"{name} must be two numbers, each of at least 0 and below 1. Got {shown(value)}.")
+    first, second = (number_in(least=0, below=1)(f"{name}[{i}]", beta) for i, beta in enumerate(value))
+    return first, second
+
+
 # Optimizers as rules
 
 
@@ -74,8 +82,10 @@ def read_optimizer(optimizer: Any, settings: Mapping[str, Any], parameters: Sequ
 
 def _checked(settings: Mapping[str, Any]) -> dict[str, Any]:
     given = {name: value for name, value in settings.items() if value is not None}
-    rules = {"lr": nonnegative, "weight_decay": nonnegative, "eps": nonnegative, "dampening": number_in(least=0, most=1)}
+    rules: dict[str, Callable[[str, Any], Any]] = {"lr": nonnegative, "weight_decay": nonnegative, "eps": nonnegative}
+    rules["dampening"] = number_in(least=0, most=1)
     rules |= dict.fromkeys(("momentum", "alpha"), number_in(least=0, below=1))
+    rules["betas"] = two_betas
     return {name: rules[name](name, value) if name in rules else value for name, value in given.items()}
 
 
@@ -286,7 +296,7 @@ class Hyperparameters:
         fixed = {setting: self._spread(self._setting(setting, shifts)) for setting in self._base}
         if self.schedule is None and not self._knotted:
             return lambda step: fixed
-        return lambda step: {**fixed, "lr": fixed["lr"] * self._factor(step, shifts)}
+        return lambda step: {**fixed, "lr": fixed["lr"] * self.factor(step, shifts)}
 
     def slopes(self, shifts: Tensor) -> Callable[[int], list[tuple[str, Value]]]:
         """step -> for every hyperparameter the setting that moves, and how fast in θ (zero for parameters that it does not reach)."""
@@ -298,7 +308,7 @@ class Hyperparameters:
             fixed.append((setting, self._spread(slope * self._reached(h))))
 
         def of(step: int) -> list[tuple[str, Value]]:
-            factor = self._factor(step, shifts)
+            factor = self.factor(step, shifts)
             weights = self._weights(step) if self._knotted else []
             found: list[tuple[str, Value]] = []
             for h, shift, (setting, slope) in zip(self.named, shifts.tolist(), fixed, strict=True):
@@ -309,6 +319,10 @@ class Hyperparameters:
             return found
 
         return of
+
+    def by_tensor(self, shifts: Tensor) -> dict[str, Tensor]:
+        """The settings of the rule for every parameter tensor, before the schedule."""
+        return {setting: self._setting(setting, shifts) for setting in self._base}
 
     @property
     def _knotted(self) -> bool:
@@ -336,7 +350,7 @@ class Hyperparameters:
         shared = bool((by_tensor == by_tensor[0]).all())
         return float(by_tensor[0]) if shared else by_tensor.repeat_interleave(self._sizes).to(self._dtype)
 
-    def _factor(self, step: int, shifts: Tensor) -> Any:
+    def factor(self, step: int, shifts: Tensor) -> Any:
         """What the learning rate is multiplied with in a step; a number unless the shifts are differentiated."""
         factor: Any = 1.0 if self.schedule is None else nonnegative(f"what schedule gives for step {step}", self.schedule(step))
         if not self._knotted:

@@ -12,12 +12,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from theodolite.arguments import a_text, also_called, checked, count, nonnegative, number_in, one_of, optional, shown
+from theodolite.arguments import a_text, also_called, checked, count, each, nonnegative, number_in, one_of, optional, positive
 from theodolite.arguments import seed as a_seed
 from theodolite.measures.stepsize.forward import Evaluated, Walk, run_forward
-from theodolite.measures.stepsize.hyperparameters import Units
+from theodolite.measures.stepsize.hyperparameters import Units, two_betas
 from theodolite.measures.stepsize.objectives import Objective, an_objective
 from theodolite.measures.stepsize.reverse import run_reverse
+from theodolite.measures.stepsize.smoothed import run_smoothed
 from theodolite.measures.stepsize.unrolled import Task, Unrolled, refuse_overlap
 from theodolite.problem.arguments import a_factory, a_loss, some_data
 from theodolite.progress import counting
@@ -47,7 +48,7 @@ class MetaGradient(Result):
     `value` is the score F and `loss` the loss it is made of; `gradient` is dF/dθ, θ in `units`, at the hyperparameters `values`, and
     `log_scale` the logarithm of its size, which also holds where the number itself is too large for a float. `growth` is the rate at
     which a small change of the weights grows per step in the second half of the run, `horizon` the steps in which it becomes e
-    times as large (infinite where it does not). `slope` is that of F over one percent to either side, and `agreement` 1 where
+    times as large (infinite where it does not; both are NaN where no derivative was taken). `slope` is that of F over one percent to either side, and `agreement` 1 where
     the derivative equals it, 0 and less where the two have nothing in common. `gradients` counts gradients of a batch and `products` those of
     Hessians with vectors, in all runs. `error` is the standard error of a smoothed gradient.
     """
@@ -107,7 +108,8 @@ class MetaGradient(Result):
         for name, log_size in self.log_scale.items():
             percent = log_size - self._log_of_relative()
             sign = "-" if math.copysign(1.0, self.gradient[name]) < 0 else "+"
-            parts.append(f"{name} {_as_percent(sign, percent)}")
+            error = "" if self.error is None or not self.gradient[name] else f" (± {abs(100 * self.error[name] / self.gradient[name]):.0f} % of that)"
+            parts.append(f"{name} {_as_percent(sign, percent)}{error}")
         unit = "1 % more" if self.units == "log" else "0.01 more"
         return f"{unit} of it changes that by, to first order: {', '.join(parts)}"
 
@@ -143,6 +145,11 @@ def _as_percent(sign: str, log_size: float) -> str:
     return f"{sign}{math.exp(log_size):.3g} %"
 
 
+def _names(name: str, value: Any) -> Any:
+    """One name or several."""
+    return value if isinstance(value, str) else each(a_text)(name, value)
+
+
 @also_called(rate="lr")
 @checked(
     factory=a_factory,
@@ -150,6 +157,7 @@ def _as_percent(sign: str, log_size: float) -> str:
     valid=optional(some_data),
     steps=count,
     loss=a_loss,
+    hyper=_names,
     objective=an_objective,
     split=one_of("train", "valid", None),
     mode=one_of("forward", "reverse", "smoothed"),
@@ -160,9 +168,12 @@ def _as_percent(sign: str, log_size: float) -> str:
     momentum=optional(number_in(least=0, below=1)),
     dampening=optional(number_in(least=0, most=1)),
     weight_decay=optional(nonnegative),
+    betas=optional(two_betas),
     eps=optional(nonnegative),
     alpha=optional(number_in(least=0, below=1)),
     knots=count,
+    pairs=count,
+    spread=positive,
     target=a_text,
     seed=a_seed,
 )
@@ -191,6 +202,8 @@ def meta_gradient(
     alpha: float | None = None,
     schedule: Any = None,
     knots: int = 5,
+    pairs: int = 16,
+    spread: float = 0.1,
     check: bool = True,
     target: str = "labels",
     seed: int = 0,
@@ -217,6 +230,7 @@ def meta_gradient(
             the values themselves.
         lr, momentum, dampening, nesterov, weight_decay, betas, eps, alpha: of the optimizer; None keeps its own.
         schedule: factor on the learning rate as a function of the step, or a table `{first step: factor}`.
+        pairs, spread: of the smoothed mode: runs on both sides of θ in Gaussian directions, and their standard deviation in θ.
         check: also train with each hyperparameter one percent up and down, for `slope` and `agreement`.
         seed: of the model and of the order of the data.
 
@@ -235,13 +249,14 @@ def meta_gradient(
     (0.015625, -0.375)
     """
     began = time.perf_counter()
-    names = (hyper,) if isinstance(hyper, str) else tuple(hyper)
+    names: tuple[str, ...] = (hyper,) if isinstance(hyper, str) else tuple(hyper)
     settings = {"lr": lr, "momentum": momentum, "dampening": dampening, "nesterov": nesterov, "weight_decay": weight_decay}
     settings |= {"betas": betas, "eps": eps, "alpha": alpha}
     task = Task(
         factory, optimizer, train, valid, loss, steps, names, settings, _split(split, valid), schedule, knots, units, batch_size, seed, target
     )
-    training = MetaObjective(task, objective, mode=mode, segment=segment)
+    training = MetaObjective(task, objective, mode=mode, segment=segment, pairs=pairs, spread=spread)
+    check = check and mode != "smoothed"
     with counting("meta-gradient", progress=progress, total=steps * (1 + (2 * len(training.names) if check else 0))) as tick:
         found = training.derivative(count=tick)
         slopes = training.slopes(found, count=tick) if check else {}
@@ -262,11 +277,21 @@ class MetaObjective:
     float64, and stays there.
     """
 
-    def __init__(self, task: Task, objective: Objective = "log_last", *, mode: Mode = "forward", segment: int | None = None) -> None:
+    def __init__(
+        self,
+        task: Task,
+        objective: Objective = "log_last",
+        *,
+        mode: Mode = "forward",
+        segment: int | None = None,
+        pairs: int = 16,
+        spread: float = 0.1,
+    ) -> None:
         if not task.hyper:
             raise ValueError("hyper must name at least one hyperparameter, such as 'lr'.")
         self.task, self.objective, self.mode, self.segment = task, objective, mode, segment
-        self.unrolled = Unrolled(task)
+        self.pairs, self.spread = pairs, spread
+        self.unrolled = Unrolled(task, derivatives=mode != "smoothed")
         if task.valid is not None:
             refuse_overlap(self.unrolled.score.on(task.train), self.unrolled.score.on(task.valid))
         self.notes: list[str] = []
@@ -288,8 +313,16 @@ class MetaObjective:
 
     def derivative(self, shifts: Tensor | None = None, *, count: Callable[[int], None] = lambda steps: None) -> Evaluated:
         """F and dF/dθ where θ has moved by `shifts`."""
+        if self.mode == "smoothed":
+            return self._smoothed(shifts, count)
         run = partial(run_reverse, segment=self.segment) if self.mode == "reverse" else run_forward
         return self._exact(run, shifts, count)
+
+    def _smoothed(self, shifts: Tensor | None, count: Callable[[int], None]) -> Evaluated:
+        moved = torch.zeros(len(self.names), dtype=torch.float64) if shifts is None else shifts
+        names, how = self.unrolled.problem.selection.keys, {"pairs": self.pairs, "spread": self.spread}
+        found, error = run_smoothed(self.task, self.unrolled.hyper, names, self.objective, moved, **how, count=count)  # type: ignore[arg-type]
+        return replace(found, error=error)
 
     def evaluate(self, shifts: Tensor | None = None, *, count: Callable[[int], None] = lambda steps: None) -> Evaluated:
         """F alone."""
@@ -335,9 +368,10 @@ class MetaObjective:
         numbers = [math.nan] * len(self.names) if found.gradient is None else found.gradient.numbers()
         gradient, log_scale = (dict(zip(self.names, part, strict=True)) for part in (numbers, logs))
         slope = {name: value for name, (value, _) in slopes.items()}
+        error = None if found.error is None else dict(zip(self.names, found.error.tolist(), strict=True))
         agreement = {name: _agreement(gradient[name], value) for name, value in slope.items()}
-        growth = _growth(walk)
-        health = _health(self, found, growth, log_scale, gradient, slope, agreement)
+        growth, most = _growth(walk)
+        health = _health(self, found, most, log_scale, gradient, slope, agreement)
         return MetaGradient(
             value=found.value,
             loss=found.loss,
@@ -345,7 +379,7 @@ class MetaObjective:
             log_scale=log_scale,
             values=at,
             growth=growth,
-            horizon=1.0 / growth if growth > 0 else math.inf,
+            horizon=1.0 / growth if growth > 0 else growth if math.isnan(growth) else math.inf,
             slope=slope,
             agreement=agreement,
             health=health,
@@ -356,10 +390,11 @@ class MetaObjective:
             steps=self.task.steps,
             gradients=walk.gradients + sum(gradients for _, gradients in slopes.values()),
             products=walk.products,
+            error=error,
             trace=_trace(walk, self.names),
             outcome=Outcome.DIVERGED if health == "diverged" else Outcome.FINISHED,
             seed=self.task.seed,
-            cost=Cost(seconds, self.unrolled.route, walk.bytes, tuple(dict.fromkeys(self.notes))),
+            cost=Cost(seconds, "one fleet" if self.mode == "smoothed" else self.unrolled.route, walk.bytes, tuple(dict.fromkeys(self.notes))),
         )
 
 
@@ -370,20 +405,41 @@ def _at_rounding(found: Evaluated, dtype: torch.dtype) -> bool:
     return not found.loss > torch.finfo(dtype).eps ** 1.5 * abs(found.walk.losses[0])
 
 
-def _growth(walk: Walk) -> float:
-    """The rate at which a perturbation grows per step in the second half of the run, by the tangent that grows fastest.
+def _growth(walk: Walk) -> tuple[float, float]:
+    """The rate at which a perturbation grows per step, and the logarithm of the most that one has grown by.
 
-    What a step makes of a tangent without its source overstates it where the source turns the tangent anew in every step; the
-    slope of its length overstates it by 1/t where the source grows alike. The smaller is taken.
+    The rate is that of the second half of the run, or on the way to the most where that is `EXPLODES`, by the tangent that grows
+    fastest. What a step makes of a tangent without its source overstates it where the source turns the tangent anew in every step;
+    the slope of its length overstates it by 1/t where the source grows alike. The smaller is taken.
     """
+    if not walk.growths:
+        return math.nan, 0.0
     half = len(walk.growths) // 2
-    steps = len(walk.growths) - half
-    by_step = [_mean(column) for column in zip(*walk.growths[half:], strict=True)]
-    if not walk.lengths:
-        return max(by_step, default=0.0)
-    ends = [(last - first) / (steps - 1) if steps > 1 else 0.0 for first, last in zip(walk.lengths[half], walk.lengths[-1], strict=True)]
-    found = [min(a, b) for a, b in zip(by_step, ends, strict=True) if math.isfinite(a) and math.isfinite(b)]
-    return max(found, default=0.0)
+    found = [_mean(column) for column in zip(*walk.growths[half:], strict=True)]
+    if walk.lengths:
+        lengths = torch.tensor(walk.lengths, dtype=torch.float64)
+        # A factor of the schedule has no tangent before its time, and then one that begins to grow.
+        known = torch.isfinite(lengths[min(1, len(lengths) - 1)]).tolist()
+        found = [min(a, b) for a, b, use in zip(found, _slopes(lengths[half:], walk.every), known, strict=True) if use]
+        steps = torch.arange(len(lengths), dtype=torch.float64) * walk.every + walk.every
+        first = torch.where(torch.isfinite(lengths), lengths, -math.inf)[: 2 * walk.every].amax(0)
+        grown = (lengths - first - steps.log()[:, None])[:, known]  # sources alone make a tangent longer by t
+    else:
+        grown = torch.tensor(walk.growths, dtype=torch.float64).flip(0).cumsum(0)
+    rate = max((growth for growth in found if math.isfinite(growth)), default=0.0)
+    grown = torch.where(torch.isfinite(grown), grown, -math.inf).amax(1) if grown.numel() else torch.zeros(1).double()
+    most, place = float(grown.max()), int(grown.argmax())
+    on_the_way = most / ((place + 1) * walk.every) if most > EXPLODES else -math.inf
+    return max(rate, on_the_way), max(most, rate * len(walk.losses))
+
+
+def _slopes(columns: Tensor, every: int) -> list[float]:
+    """Least-squares slopes of the columns against the step."""
+    if len(columns) < 2:
+        return [math.inf] * columns.shape[1]
+    steps = torch.arange(len(columns), dtype=torch.float64) * every
+    steps -= steps.mean()
+    return ((steps @ (columns - columns.mean(0))) / steps.square().sum()).tolist()  # type: ignore[no-any-return]
 
 
 def _mean(column: Sequence[float]) -> float:
@@ -401,7 +457,7 @@ def _agreement(derivative: float, slope: float) -> float:
 def _health(
     training: MetaObjective,
     found: Evaluated,
-    growth: float,
+    most: float,
     log_scale: Mapping[str, float],
     gradient: Mapping[str, float],
     slope: Mapping[str, float],
@@ -409,7 +465,7 @@ def _health(
 ) -> Health:
     if found.walk.diverged or not math.isfinite(found.loss):
         return "diverged"
-    if growth * len(found.walk.losses) > EXPLODES or any(math.isinf(g) for g in gradient.values()):
+    if most > EXPLODES or any(math.isinf(g) for g in gradient.values()):
         return "explodes"
     # How large a derivative changes the loss by its own size: the score is a logarithm over steps, or the loss itself.
     log = training.objective == "log_last"
@@ -424,10 +480,11 @@ def _health(
 
 
 def _trace(walk: Walk, names: Sequence[str]) -> tuple[Row, ...]:
-    """Loss and lengths of the tangents at up to `TRACE` steps."""
-    every = max(1, -(-len(walk.losses) // TRACE))
+    """Loss and lengths of the tangents at up to `TRACE` steps; the logarithms of lengths, NaN where there is no tangent."""
+    every = walk.every * max(1, -(-len(walk.losses) // (TRACE * walk.every)))
     rows = []
-    for step in range(0, len(walk.losses), every):
-        lengths = walk.lengths[step] if step < len(walk.lengths) else []
-        rows.append({"step": step, "loss": walk.losses[step], **{f"length of {n}": v for n, v in zip(names, lengths, strict=False)}})
-    return tuple(row for row in rows if len(row) == len(rows[0]))
+    for step in range(walk.every - 1, len(walk.losses), every):
+        place = step // walk.every
+        lengths = walk.lengths[place] if place < len(walk.lengths) else [math.nan] * len(names)
+        rows.append({"step": step, "loss": walk.losses[step], **{f"length of {n}": v for n, v in zip(names, lengths, strict=True)}})
+    return tuple(rows)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -199,8 +200,8 @@ def fleet_settings(
     own = {name: columns.pop(name) for name in [*columns] if name.startswith("lr:")}
     shared: Any = columns.pop("lr", rate)
     names = layers or {}
-    groups = {parameter: values for name, values in own.items() for parameter in names[name.removeprefix("lr:")]}
-    left = {} if groups and set(groups) == {p for members in names.values() for p in members} else {"*": shared}
+    groups = {glob.escape(p): values for name, values in own.items() for p in names[name.removeprefix("lr:")]}
+    left = {} if groups and len(groups) == sum(map(len, names.values())) else {"*": shared}
     arguments: dict[str, Any] = {"rate": {**groups, **left} if own else shared}
     betas = [columns.pop(name, None) for name in ("beta1", "beta2")]
     return arguments | ({} if betas == [None, None] else {"betas": betas}) | columns

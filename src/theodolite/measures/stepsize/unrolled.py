@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from theodolite.arguments import about
 from theodolite.errors import ArgumentError, NotRepeatableError
 from theodolite.interrupts import unbroken, unbroken_context
 from theodolite.measures.data_audit.discreteness import sample_keys
@@ -23,7 +24,8 @@ from theodolite.operators.linear_stacks.recognition import find_stack
 from theodolite.problem import Batch, Problem, join_like
 from theodolite.problem.batches import BatchParser, is_bare, read_data
 from theodolite.problem.calling import ModelCall
-from theodolite.problem.derivatives.second_order import refuse_first_order_layers
+from theodolite.problem.derivatives.exact_derivatives import ExactDerivatives
+from theodolite.problem.derivatives.second_order import refuse_first_order_layers, second_order_kernels
 from theodolite.training.fleets.state import stack_replicas
 from theodolite.training.schedules import Feed, as_schedule
 
@@ -66,25 +68,30 @@ class Unrolled:
     """A model of one's own whose parameters are views of one flat vector, trained step by step.
 
     `vector` are the weights as they stand; whoever trains writes into it. `score` is the `Problem` that the result is scored on.
+    Without `derivatives` nothing is refused that only these would get wrong.
     """
 
-    def __init__(self, task: Task, *, double: bool = False) -> None:
+    def __init__(self, task: Task, *, double: bool = False, derivatives: bool = True) -> None:
         self.task, self.double = task, double
         self.model = stack_replicas(task.factory, [task.seed]).replica(0).train()
         loss = task.loss
+        _refuse_precision(self.model)
         if double:
             self.model = self.model.double()
             loss = copy.deepcopy(loss).double() if isinstance(loss, nn.Module) else loss
         parse = BatchParser.of(self.model, loss, task.target)
-        self._feed = Feed(_held(task.train, parse), parse, batch_size=task.batch_size, shuffle=True, seed=task.seed)
-        first = next(iter(self._feed.epoch(0)), None)
+        with about("train"):
+            self._feed = Feed(_held(task.train, parse), parse, batch_size=task.batch_size, shuffle=True, seed=task.seed)
+            first = next(iter(self._feed.epoch(0)), None)
         if first is None:
             raise ValueError("train holds no batches.")
-        self.problem = self._checked(Problem, self.model, loss, [self._placed(first)], mode="train", target=task.target)
-        self._refuse()
+        self.problem = self._checked(Problem, self.model, loss, [self._placed(first)], mode="train", target=task.target, check=derivatives)
+        if derivatives:
+            self._refuse()
         data = task.train if task.split == "train" else task.valid
-        data = [batch.in_float64() for batch in read_data(data, parse)] if double else data
-        self.score = Problem(self.model, loss, data, target=task.target, check=False)
+        with about(task.split):
+            data = [batch.in_float64() for batch in read_data(data, parse)] if double else data
+            self.score = Problem(self.model, loss, data, target=task.target, check=False)
         self.vector = self._flattened()
         self.start = self.vector.clone()
         self._call = ModelCall(self.model, self.problem.loss_function)
@@ -122,8 +129,8 @@ class Unrolled:
 
     @unbroken_context
     def training(self) -> Iterator[None]:
-        """The state in which the model is called, and its parameters are left alone by autograd between the calls."""
-        with self.problem.session(), torch.no_grad():
+        """The state in which the model is called; between the calls autograd is off."""
+        with self.problem.session(second=False), second_order_kernels(), torch.no_grad():
             yield
 
     def batches(self, first: int = 0, last: int | None = None) -> Iterator[Batch]:
@@ -150,7 +157,8 @@ class Unrolled:
             return Slope(float(run.loss), gradient, lambda rows: _in_chunks(found.product, rows))
         leaves = self.problem.parameters
         with unbroken(torch.enable_grad()):
-            loss = self._call({}, batch, place).loss
+            with ExactDerivatives():
+                loss = self._call({}, batch, place).loss
             grads = torch.autograd.grad(loss, leaves, create_graph=products, allow_unused=True)
         gradient = join_like([None if g is None else g.detach() for g in grads], leaves)
         if not products:
@@ -160,7 +168,7 @@ class Unrolled:
 
     def loss_of(self, vector: Tensor, batch: Batch, place: int) -> Tensor:
         """The loss of a batch at weights of its own, with its graph."""
-        with unbroken(torch.enable_grad()):
+        with unbroken(torch.enable_grad()), ExactDerivatives():
             return self._call(self.problem.tensors(self._split(vector)), batch, place).loss
 
     def score_of(self, vector: Tensor) -> Tensor:
@@ -188,7 +196,8 @@ class Unrolled:
 
     def _checked(self, make: Callable[..., Problem], *args: Any, **options: Any) -> Problem:
         try:
-            return make(*args, **options)
+            with about("train"):
+                return make(*args, **options)
         except NotRepeatableError as error:
             raise NotRepeatableError(
                 f"A meta-gradient is the derivative of one fixed run, and this one draws random numbers. {str(error).split(' Remedy')[0]} "
@@ -198,11 +207,6 @@ class Unrolled:
     def _refuse(self) -> None:
         problem = self.problem
         refuse_first_order_layers(problem.model)
-        kinds = {p.dtype for p in problem.parameters}
-        if problem.half_precision or len(kinds) > 1:
-            raise ValueError(
-                f"A meta-gradient needs all parameters in float32, or all in float64. Got {', '.join(sorted(map(str, kinds)))}."
-            )
         before = {name: b.clone() for name, b in self.model.named_buffers()}
         batch = next(iter(problem.data))
         with problem.session(second=False):
@@ -213,6 +217,15 @@ class Unrolled:
                 f"{moved[0]} is a buffer that training changes, as BatchNorm's running averages are, and derivatives do not follow it. "
                 "Remedy: GroupNorm or LayerNorm in its place, track_running_stats=False, or mode='smoothed'."
             )
+
+
+def _refuse_precision(model: nn.Module) -> None:
+    kinds = {p.dtype for p in model.parameters() if p.requires_grad}
+    if kinds not in ({torch.float32}, {torch.float64}):
+        raise ValueError(
+            "factory: a meta-gradient needs all parameters in float32, or all in float64. Got "
+            f"{', '.join(sorted(str(kind).removeprefix('torch.') for kind in kinds))}."
+        )
 
 
 def refuse_overlap(train: Problem, valid: Problem) -> None:

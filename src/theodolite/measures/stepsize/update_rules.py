@@ -20,6 +20,8 @@ from torch import Tensor
 
 Value = float | Tensor
 Settings = Mapping[str, Value]
+#: What is added to a tangent: (place, vector, factor), place 0 for the weights and 1, 2, ... for the columns.
+Source = list[tuple[int, Tensor, Value]]
 
 
 @dataclass(frozen=True)
@@ -45,11 +47,11 @@ class Rule(Protocol):
     def advance(self, weights: Tensor, columns: list[Tensor], gradient: Tensor, at: Settings, count: int) -> Moved:
         """The step, out of place."""
 
-    def carry(self, tangents: Tensor, products: Tensor, moved: Moved, at: Settings, count: int) -> Tensor:
-        """A T for rows (k, 1 + columns, p) of tangents and products (k, p) of the Hessian with their first parts."""
+    def carry(self, tangents: Tensor, products: Tensor, moved: Moved, at: Settings, count: int) -> None:
+        """T ← A T in place, for rows (k, 1 + columns, p) of tangents and products (k, p) of the Hessian with their first parts."""
 
-    def source(self, name: str, slope: Value, moved: Moved, at: Settings, count: int) -> Tensor:
-        """b (1 + columns, p) of the setting `name`, which moves by `slope`."""
+    def source(self, name: str, slope: Value, moved: Moved, at: Settings, count: int) -> Source:
+        """b of the setting `name`, which moves by `slope`."""
 
 
 @dataclass(frozen=True)
@@ -71,45 +73,40 @@ class Descent:
         return 1.0 - self.dampening if count else 1.0
 
     def advance(self, weights: Tensor, columns: list[Tensor], gradient: Tensor, at: Settings, count: int) -> Moved:
-        pulled = _decayed(gradient, weights, at["weight_decay"])
+        pulled = _plus(gradient, weights, at["weight_decay"])
         kept = {"weights": weights}
         update, new = pulled, []
         if self.velocity:
-            velocity = at["momentum"] * columns[0] + self._share(count) * pulled
+            share = self._share(count)
+            velocity = _plus(pulled if share == 1.0 else share * pulled, columns[0], at["momentum"])
             kept |= {"before": columns[0], "velocity": velocity}
-            update = pulled + at["momentum"] * velocity if self.nesterov else velocity
+            update = _plus(pulled, velocity, at["momentum"]) if self.nesterov else velocity
             new = [velocity]
-        return Moved(weights - at["lr"] * update, new, {**kept, "update": update})
+        return Moved(_plus(weights, update, -at["lr"]), new, {**kept, "update": update})
 
-    def carry(self, tangents: Tensor, products: Tensor, moved: Moved, at: Settings, count: int) -> Tensor:
-        out = torch.empty_like(tangents)
-        self._through(out, tangents, _decayed(products, tangents[:, 0], at["weight_decay"]), at, count)
-        return out
-
-    def _through(self, out: Tensor, tangents: Tensor | None, pulled: Tensor, at: Settings, count: int) -> None:
-        """What the tangents (None: zero) and a change of g̃ become, written into `out`."""
-        update = pulled
+    def carry(self, tangents: Tensor, products: Tensor, moved: Moved, at: Settings, count: int) -> None:
+        weights = tangents[:, 0]
+        pulled = update = _plus(products, weights, at["weight_decay"])
         if self.velocity:
-            velocity = torch.mul(pulled, self._share(count), out=out[:, 1])
-            if tangents is not None:
-                _add(velocity, tangents[:, 1], at["momentum"])
-            update = pulled + at["momentum"] * velocity if self.nesterov else velocity
-        torch.mul(update, -at["lr"], out=out[:, 0])
-        if tangents is not None:
-            out[:, 0] += tangents[:, 0]
+            share, velocity = self._share(count), tangents[:, 1]
+            _plus(pulled if share == 1.0 else share * pulled, velocity, at["momentum"], out=velocity)
+            update = _plus(pulled, velocity, at["momentum"]) if self.nesterov else velocity
+        _plus(weights, update, -at["lr"], out=weights)
 
-    def source(self, name: str, slope: Value, moved: Moved, at: Settings, count: int) -> Tensor:
-        kept = moved.kept
-        out = moved.weights.new_zeros(1, 1 + len(self.columns), len(moved.weights))
+    def source(self, name: str, slope: Value, moved: Moved, at: Settings, count: int) -> Source:
+        kept, rate = moved.kept, at["lr"]
         if name == "lr":
-            out[:, 0] = -slope * kept["update"]
-        elif name == "weight_decay":
-            self._through(out, None, (slope * kept["weights"])[None], at, count)
-        else:
-            out[:, 1] = slope * kept["before"]
-            update = out[:, 1] * at["momentum"] + slope * kept["velocity"] if self.nesterov else out[:, 1]
-            out[:, 0] = -at["lr"] * update
-        return out[0]
+            return [(0, kept["update"], -slope)]
+        if name == "weight_decay" and not self.velocity:
+            return [(0, kept["weights"], -rate * slope)]
+        if name == "weight_decay":
+            share = self._share(count)
+            in_step = 1.0 + at["momentum"] * share if self.nesterov else share
+            return [(1, kept["weights"], slope * share), (0, kept["weights"], -rate * slope * in_step)]
+        if self.nesterov:
+            step = [(0, kept["before"], -rate * slope * at["momentum"]), (0, kept["velocity"], -rate * slope)]
+            return [(1, kept["before"], slope), *step]
+        return [(1, kept["before"], slope), (0, kept["before"], -rate * slope)]
 
 
 @dataclass(frozen=True)
@@ -128,7 +125,7 @@ class AdaptiveMoments:
 
     def advance(self, weights: Tensor, columns: list[Tensor], gradient: Tensor, at: Settings, count: int) -> Moved:
         first, second, decay = at["beta1"], at["beta2"], at["weight_decay"]
-        pulled = gradient if self.decoupled else _decayed(gradient, weights, decay)
+        pulled = gradient if self.decoupled else _plus(gradient, weights, decay)
         mean = first * columns[0] + (1 - first) * pulled
         square = second * columns[1] + (1 - second) * pulled * pulled
         root = safe_sqrt(square / (1 - second ** (count + 1)))
@@ -137,16 +134,18 @@ class AdaptiveMoments:
         start = weights * (1 - at["lr"] * decay) if self.decoupled else weights
         kept = {"weights": weights, "gradient": pulled, "mean": columns[0], "square": columns[1]}
         kept |= {"root": root, "scale": scale, "update": update, "new_mean": mean, "new_square": square}
-        return Moved(start - at["lr"] * update, [mean, square], kept)
+        return Moved(_plus(start, update, -at["lr"]), [mean, square], kept)
 
-    def carry(self, tangents: Tensor, products: Tensor, moved: Moved, at: Settings, count: int) -> Tensor:
-        pulled = products if self.decoupled else _decayed(products, tangents[:, 0], at["weight_decay"])
+    def carry(self, tangents: Tensor, products: Tensor, moved: Moved, at: Settings, count: int) -> None:
+        weights, mean, square = tangents.unbind(1)
+        pulled = products if self.decoupled else _plus(products, tangents[:, 0], at["weight_decay"])
         first, second = at["beta1"], at["beta2"]
-        mean = first * tangents[:, 1] + (1 - first) * pulled
-        square = second * tangents[:, 2] + 2 * (1 - second) * moved.kept["gradient"] * pulled
-        shift = self._update(mean / _correction(first, count), square / _correction(second, count), moved)
-        start = tangents[:, 0] * (1 - at["lr"] * at["weight_decay"]) if self.decoupled else tangents[:, 0]
-        return torch.stack([start - at["lr"] * shift, mean, square], dim=1)
+        add_to(mean.mul_(first), pulled, 1 - first)
+        square.mul_(second).add_(2 * (1 - second) * moved.kept["gradient"] * pulled)
+        update = self._update(mean / _correction(first, count), square / _correction(second, count), moved)
+        if self.decoupled:
+            weights.mul_(1 - at["lr"] * at["weight_decay"])
+        add_to(weights, update, -at["lr"])
 
     def _update(self, mean: Value, square: Value, moved: Moved) -> Tensor:
         """The derivative of m̂/(√ŝ + ε) where m̂ and ŝ move."""
@@ -154,27 +153,25 @@ class AdaptiveMoments:
         found: Tensor = (mean - kept["update"] * _root_slope(kept["root"]) * square) / kept["scale"]
         return found
 
-    def source(self, name: str, slope: Value, moved: Moved, at: Settings, count: int) -> Tensor:
-        kept, first, second = moved.kept, at["beta1"], at["beta2"]
-        nothing = torch.zeros_like(moved.weights)
-        mean, square, corrected_mean, corrected_square = nothing, nothing, nothing, nothing
-        start = nothing
+    def source(self, name: str, slope: Value, moved: Moved, at: Settings, count: int) -> Source:
+        kept, first, second, rate = moved.kept, at["beta1"], at["beta2"], at["lr"]
         if name == "lr":
-            decay = at["weight_decay"] * kept["weights"] if self.decoupled else nothing
-            return torch.stack([-slope * (kept["update"] + decay), nothing, nothing])
+            decay: Source = [(0, kept["weights"], -slope * at["weight_decay"])] if self.decoupled else []
+            return [(0, kept["update"], -slope), *decay]
         if name == "weight_decay" and self.decoupled:
-            return torch.stack([-at["lr"] * slope * kept["weights"], nothing, nothing])
-        if name == "weight_decay":
-            pulled = slope * kept["weights"]
-            mean, square = (1 - first) * pulled, 2 * (1 - second) * kept["gradient"] * pulled
-            corrected_mean, corrected_square = mean / _correction(first, count), square / _correction(second, count)
-        elif name == "beta1":
+            return [(0, kept["weights"], -rate * slope)]
+        if name == "beta1":
             mean = slope * (kept["mean"] - kept["gradient"])
-            corrected_mean = _corrected(mean, kept["new_mean"], first, slope, count)
-        else:
+            step = self._update(_corrected(mean, kept["new_mean"], first, slope, count), 0.0, moved)
+            return [(0, step, -rate), (1, mean, 1.0)]
+        if name == "beta2":
             square = slope * (kept["square"] - kept["gradient"].square())
-            corrected_square = _corrected(square, kept["new_square"], second, slope, count)
-        return torch.stack([start - at["lr"] * self._update(corrected_mean, corrected_square, moved), mean, square])
+            step = self._update(0.0, _corrected(square, kept["new_square"], second, slope, count), moved)
+            return [(0, step, -rate), (2, square, 1.0)]
+        pulled = slope * kept["weights"]
+        mean, square = (1 - first) * pulled, 2 * (1 - second) * kept["gradient"] * pulled
+        step = self._update(mean / _correction(first, count), square / _correction(second, count), moved)
+        return [(0, step, -rate), (1, mean, 1.0), (2, square, 1.0)]
 
 
 @dataclass(frozen=True)
@@ -191,7 +188,7 @@ class RootMeanSquare:
         return ("square", "velocity") if self.velocity else ("square",)
 
     def advance(self, weights: Tensor, columns: list[Tensor], gradient: Tensor, at: Settings, count: int) -> Moved:
-        pulled = _decayed(gradient, weights, at["weight_decay"])
+        pulled = _plus(gradient, weights, at["weight_decay"])
         square = at["alpha"] * columns[0] + (1 - at["alpha"]) * pulled * pulled
         root = safe_sqrt(square)
         scale = root + self.eps
@@ -203,37 +200,38 @@ class RootMeanSquare:
             update = at["momentum"] * columns[1] + quotient
             kept["before"] = columns[1]
             new = [square, update]
-        return Moved(weights - at["lr"] * update, new, {**kept, "update": update})
+        return Moved(_plus(weights, update, -at["lr"]), new, {**kept, "update": update})
 
-    def carry(self, tangents: Tensor, products: Tensor, moved: Moved, at: Settings, count: int) -> Tensor:
-        pulled = _decayed(products, tangents[:, 0], at["weight_decay"])
-        square = at["alpha"] * tangents[:, 1] + 2 * (1 - at["alpha"]) * moved.kept["gradient"] * pulled
-        return self._through(tangents, pulled, square, moved, at)
+    def carry(self, tangents: Tensor, products: Tensor, moved: Moved, at: Settings, count: int) -> None:
+        weights, square = tangents[:, 0], tangents[:, 1]
+        pulled = _plus(products, weights, at["weight_decay"])
+        square.mul_(at["alpha"]).add_(2 * (1 - at["alpha"]) * moved.kept["gradient"] * pulled)
+        update = self._quotient(pulled, square, moved)
+        if self.velocity:
+            velocity = tangents[:, 2]
+            update = _plus(update, velocity, at["momentum"], out=velocity)
+        add_to(weights, update, -at["lr"])
 
-    def _through(self, tangents: Tensor, pulled: Value, square: Tensor, moved: Moved, at: Settings) -> Tensor:
-        """What the tangents become where g̃ and s' move."""
+    def _quotient(self, pulled: Value, square: Tensor, moved: Moved) -> Tensor:
+        """The derivative of q where g̃ and s' move."""
         kept = moved.kept
-        update = (pulled - kept["quotient"] * _root_slope(kept["root"]) * square) / kept["scale"]
-        if not self.velocity:
-            return torch.stack([tangents[:, 0] - at["lr"] * update, square], dim=1)
-        update = at["momentum"] * tangents[:, 2] + update
-        return torch.stack([tangents[:, 0] - at["lr"] * update, square, update], dim=1)
+        found: Tensor = (pulled - kept["quotient"] * _root_slope(kept["root"]) * square) / kept["scale"]
+        return found
 
-    def source(self, name: str, slope: Value, moved: Moved, at: Settings, count: int) -> Tensor:
+    def source(self, name: str, slope: Value, moved: Moved, at: Settings, count: int) -> Source:
         kept = moved.kept
-        out = moved.weights.new_zeros(1, 1 + len(self.columns), len(moved.weights))
         if name == "lr":
-            out[:, 0] = -slope * kept["update"]
-        elif name == "momentum":
-            out[:, 2] = slope * kept["before"]
-            out[:, 0] = -at["lr"] * out[:, 2]
-        elif name == "alpha":
+            return [(0, kept["update"], -slope)]
+        if name == "momentum":
+            return [(2, kept["before"], slope), (0, kept["before"], -at["lr"] * slope)]
+        pulled: Value = 0.0
+        if name == "alpha":
             square = slope * (kept["square"] - kept["gradient"].square())
-            return self._through(out, 0.0, square[None], moved, at)[0]
         else:
-            pulled = (slope * kept["weights"])[None]
-            return self._through(out, pulled, 2 * (1 - at["alpha"]) * kept["gradient"] * pulled, moved, at)[0]
-        return out[0]
+            pulled = slope * kept["weights"]
+            square = 2 * (1 - at["alpha"]) * kept["gradient"] * pulled
+        quotient = self._quotient(pulled, square, moved)
+        return [(0, quotient, -at["lr"]), (1, square, 1.0), *([(2, quotient, 1.0)] if self.velocity else [])]
 
 
 def safe_sqrt(x: Tensor) -> Tensor:
@@ -252,14 +250,17 @@ def _root_slope(root: Tensor) -> Tensor:
     return torch.where(root > 0, 0.5 / root, 0.0)
 
 
-def _decayed(gradient: Tensor, weights: Tensor, decay: Value) -> Tensor:
-    return gradient if isinstance(decay, float) and decay == 0.0 else gradient + decay * weights
-
-
-def _add(to: Tensor, what: Tensor, times: Value) -> None:
-    """`to += times * what` in one pass over memory."""
+def _plus(to: Tensor, what: Tensor, times: Value, out: Tensor | None = None) -> Tensor:
+    """`to + times * what` in one pass over memory."""
     if isinstance(times, Tensor):
-        to.addcmul_(what, times.expand_as(what))
+        return torch.addcmul(to, what, times, out=out)
+    return to if times == 0.0 and out is None else torch.add(to, what, alpha=times, out=out)
+
+
+def add_to(to: Tensor, what: Tensor, times: Value) -> None:
+    """The same in place."""
+    if isinstance(times, Tensor):
+        to.addcmul_(what, times)
     else:
         to.add_(what, alpha=times)
 

@@ -32,7 +32,14 @@ def first_order() -> Iterator[None]:
 @unbroken_context
 def second_order() -> Iterator[None]:
     """Also attention by the kernel that has second derivatives, and fast exact double backward of convolutions."""
-    with first_order(), sdpa_kernel(SDPBackend.MATH), _no_fast_attention(), ExactDerivatives():
+    with second_order_kernels(), ExactDerivatives():
+        yield
+
+
+@unbroken_context
+def second_order_kernels() -> Iterator[None]:
+    """The same without `ExactDerivatives`, which costs every operation of torch a call of Python and is to be entered by itself."""
+    with first_order(), sdpa_kernel(SDPBackend.MATH), _no_fast_attention():
         yield
 
 
