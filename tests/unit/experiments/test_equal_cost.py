@@ -10,7 +10,7 @@ from theodolite.measures.stepsize import tune_step_size
 
 def splits(seed: int, **changed):
     job = {"part": "splits", "n": 150, "tasks": 10, "steps": 500, "noise": 0.2, "seed": seed, **changed}
-    return [row for row in room._splits(job) if row["rate"] == "chosen"][0]
+    return next(row for row in room._splits(job) if row["rate"] == "chosen")
 
 
 def test_the_rates_are_twelve_from_a_thousandth_to_three():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from itertools import pairwise
 from typing import Any, ClassVar
 
 import torch
@@ -65,7 +66,7 @@ def _unsound(found: StepSizeChoice) -> int:
     """Steps of the gradient search that went on from a meta-gradient that is not to be trusted, and not back."""
     moved = 0
     sound: list[Row] = []
-    for row, after in zip(found.trace, found.trace[1:], strict=False):
+    for row, after in pairwise(found.trace):
         if row["health"] == "ok" or row["smoothed"]:
             sound.append(row)
         elif sound:  # half of the way back, in logarithms
@@ -188,8 +189,8 @@ class EqualCostFigure(Figure):
     """Which search finds the best step size at equal cost, and what the step size should be scored on.
 
     A sweep, random search and steps along the meta-gradient tune one and five hyperparameters on the digits with the same number
-    of gradients; their best settings run on fresh seeds. Beside it the robust form of the learned optimizers' claim: one step size
-    of SGD, chosen by the loss on the data trained on or on held-out data, with labels that are noisy and not.
+    of gradients; their best settings run on fresh seeds. Beside it the robust form of the learned optimizers' claim: one step
+    size of SGD, chosen by the loss on the data trained on or on held-out data, with labels that are noisy and not.
     """
 
     study, id = EqualCost(), "step-size/equal-cost"

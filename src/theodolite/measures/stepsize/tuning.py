@@ -338,7 +338,8 @@ class _Study:
         brings = lr is not None or not isinstance(optimizer, str | type)
         recipe = read_optimizer(optimizer, {"lr": lr if brings else 1.0}, self.problem.parameters)
         self.layers = {
-            name: [self.problem.selection.keys[i] for i in layer.members(bias=True)] for name, layer in self.problem.layers.items()
+            name: [self.problem.selection.keys[i] for i in layer.members(bias=True)]
+            for name, layer in self.problem.layers.items()
         }
         names = check_names(hyper, recipe.rule.settings, list(self.layers))
         if not brings and all(name.split(":")[0] != "lr" for name in names):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import pytest
 import torch
@@ -185,7 +186,7 @@ def test_an_exploding_gradient_is_never_stepped_along():
     )
     assert found.health != "ok"
     rows = list(found.trace)
-    for row, after in zip(rows, rows[1:], strict=False):
+    for row, after in pairwise(rows):
         if row["health"] != "ok":
             assert after["lr"] < row["lr"]  # back, whatever the gradient says
     assert found.best["lr"] == pytest.approx(0.4, rel=0.15)
@@ -194,7 +195,9 @@ def test_an_exploding_gradient_is_never_stepped_along():
 def test_all_rates_that_diverge_are_said_with_the_critical_one():
     factory, data = bowl([1.0, 4.0], [1.0, 1.0])
     with pytest.raises(ValueError, match=r"diverges at every learning rate that was tried, from 2 to 9.*critical rate.* is 0\.5"):
-        tune_step_size(factory, "sgd", data, steps=40, loss=half_squares, values={"lr": [2.0, 9.0]}, seeds=1, compare=False, **QUIET)
+        tune_step_size(
+            factory, "sgd", data, steps=40, loss=half_squares, values={"lr": [2.0, 9.0]}, seeds=1, compare=False, **QUIET
+        )
 
 
 def test_values_that_are_given_are_swept_and_an_end_is_named():
@@ -272,7 +275,7 @@ def dropped(seed):
 
 
 def test_with_dropout_there_is_no_meta_gradient_and_the_sweep_goes_on():
-    with pytest.raises(ArgumentError, match="search='gradient' is not possible here.*random numbers"):
+    with pytest.raises(ArgumentError, match=r"search='gradient' is not possible here.*random numbers"):
         tune_step_size(dropped, "sgd", search="gradient", seeds=1, **MLP)
     found = tune_step_size(dropped, "sgd", seeds=1, budget=8, **{**MLP, "steps": 4})
     assert [row["search"] for row in found.compared] == ["sweep", "random", "smoothed"]
