@@ -17,12 +17,11 @@ from theodolite.plots.curves import curves
 from theodolite.plots.dictionary import plot_atom_usage, plot_dictionary_choice
 from theodolite.plots.linear_path import linear_path_panels
 from theodolite.plots.monitor import plot_monitor, plot_runs
-from theodolite.plots.range_test import range_test
 from theodolite.plots.regimes import regime_diagram
 from theodolite.plots.scatter import scatter
 from theodolite.plots.spectra import density, eigenvalues
 from theodolite.plots.stability import stability_panels
-from theodolite.plots.step_size import plot_step_size
+from theodolite.plots.step_size import plot_step_size, range_test
 from theodolite.results import Result
 
 Drawing = Axes | Figure
