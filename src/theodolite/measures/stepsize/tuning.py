@@ -218,6 +218,7 @@ def tune_step_size(
     Returns:
         A `StepSizeChoice`: `best`, the `curve` with the error of each difference, `compared`, `by_train` beside `by_valid`.
 
+    >>> import torch
     >>> x = torch.tensor([[1.0, 0.0], [0.0, 3.0]]).double()        # f = ¼ (w₁² + 9 w₂²): best in the long run 2/(½ + 9/2) = 0.4
     >>> found = tune_step_size(lambda seed: nn.Linear(2, 1, bias=False).double(), "sgd", (x, 0 * x[:, :1]), steps=50,
     ...     loss=lambda output, target: ((output - target) ** 2).mean() / 2, budget=60, compare=False, progress=False)
