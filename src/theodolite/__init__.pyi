@@ -33,7 +33,10 @@ from theodolite.monitors import MultiCatapult as MultiCatapult
 # Which step size?
 from theodolite.measures.stepsize import stable_meta_gradient as stable_meta_gradient
 from theodolite.measures.stepsize import meta_gradient_health as meta_gradient_health
+from theodolite.measures.stepsize import tune_step_size as tune_step_size
 from theodolite.measures.stepsize import meta_gradient as meta_gradient
+from theodolite.measures.stepsize import LearnedOptimizer as LearnedOptimizer
+from theodolite.measures.stepsize import meta_train as meta_train
 
 # What happened in the run?
 from theodolite.monitors import Monitor as Monitor

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import theodolite as th
-from theodolite.measures import anchors, bounds, dictionary, trials
+from theodolite.measures import anchors, bounds, dictionary, stepsize, trials
 from theodolite.measures import quadratic_models as quadratic
 
 Arguments = dict[str, Any]
@@ -284,6 +284,18 @@ BASELINES: dict[str, Callable[[], Arguments]] = {
         "sigma": 1.0},
     "measures.stepsize.sgd_risk": lambda: {"drawn": th.measures.stepsize.draw_tasks(4, 3, 1), "rates": [0.1], "steps": 3,
         "sigma": 1.0, "paths": 2, "seed": 0},
+    "tune_step_size": lambda: {"factory": line, "optimizer": "sgd", "train": (numbers(20, 2), torch.arange(20) % 2),
+        "valid": (numbers(20, 2) + 9, torch.arange(20) % 2), "steps": 2, "loss": nn.CrossEntropyLoss(), "hyper": ["lr"],
+        "search": "sweep", "lr": 0.1, "seeds": 1, "budget": 3, "compare": False, "batch_size": 10, "split": "valid", "seed": 0},
+    "tune_step_size#values": lambda: {"factory": line, "tasks": [((numbers(20, 2), torch.arange(20) % 2), None)], "steps": 2,
+        "loss": nn.CrossEntropyLoss(), "values": {"lr": [0.1, 0.2]}, "seeds": 1, "compare": False},
+    "LearnedOptimizer": lambda: {"params": list(network().parameters()), "network": stepsize.OptimizerNetwork.new(), "lr": 1.0},
+    "meta_train": lambda: {"factory": line, "train": (numbers(40, 2), torch.arange(40) % 2),
+        "valid": (numbers(20, 2) + 9, torch.arange(20) % 2), "loss": nn.CrossEntropyLoss(), "split": "valid", "samples": 20,
+        "valid_samples": 10, "problems": 2, "trajectories": 1, "together": 2, "segments": (1, 0.0), "length": (2, 0.0),
+        "batch_size": 5, "network": stepsize.OptimizerNetwork.new(hidden=4), "lr": 0.01, "decay": 0.9, "eps": 1e-10, "clip": 1e4,
+        "checkpoint_every": 5, "seed": 0},
+    "measures.stepsize.OptimizerNetwork.new": lambda: {"hidden": 4, "seed": 0},
     "operators.DenseOperator": lambda: {"matrix": symmetric(), "symmetric": True},
     "operators.DiagonalOperator": lambda: {"diagonal": torch.ones(3)},
     "operators.IdentityOperator": lambda: {"n": 3, "dtype": torch.float64, "device": "cpu"},

@@ -71,7 +71,8 @@ RANGES: tuple[Range, ...] = (
         "vertices targets spectral_density.probes Monitor.top planted_dictionary.atoms dense.atoms omp_threshold.atoms "
         "omp_success_bound.atoms LearningSettings.sparsity hessian_structure.k compare.k compare_layers.k "
         "track_eigenpairs.k omp_threshold.k omp_success_bound.k wrn.k sample regime_diagram.steps cnn.kernel "
-        "passes networks grid_penalty.j held_out_bound.n pac_bayes_bound.rank tasks sgd_risk.paths knots segment"),
+        "passes networks grid_penalty.j held_out_bound.n pac_bayes_bound.rank tasks sgd_risk.paths knots segment "
+        "problems trajectories together valid_samples"),
     Range("8, 9, ...", lambda v: is_whole(v) and v >= 8, "risk_certificate.n all_bounds.n bound_from_summary.n"),
     Range("1, 2, 3, ... up to what there is", lambda v: is_whole(v) and 1 <= v < 1000,
         "k sparsity s rank restrict_vocab OutputHead.restricted.words TaylorTwin.order", bounded=True),
@@ -79,12 +80,12 @@ RANGES: tuple[Range, ...] = (
         "memory_budget hold_bytes directions drop_first mask_token rounds rows expansions resamples paths check_steps best_step "
         "step first_step start i kernel_drift.probes kernels_on_ball.probes pl_report.probes learn_dictionaries.epochs "
         "anchor_clusters.top compare_prompts.top expected_regime.steps visiting_steps.steps class_orbit.steps "
-        "descend.steps one_example.steps pure_quadratic.steps unit_sigma.steps raises"),
+        "descend.steps one_example.steps pure_quadratic.steps unit_sigma.steps raises tune_step_size.seed"),
     Range("0, 1, 2, ... up to what there is", lambda v: is_whole(v) and 0 <= v < 1000,
         "n_train n_test held_out_bound.errors", bounded=True),
     Range("0 or more, up to the draws", lambda v: is_finite(v) and 0 <= v <= 1000, "risk_certificate.errors", bounded=True),
     Range("2, 3, ...", lambda v: is_whole(v) and v >= 2,
-        "period groups side bars.most exact_anchor_world.dim gaussian_dictionary_world.dim rank_k_target.dim rank_k_targets.dim "
+        "tune_step_size.budget period groups side bars.most exact_anchor_world.dim gaussian_dictionary_world.dim rank_k_target.dim rank_k_targets.dim "
         "ntk_cnn.depth"),
     Range("-1, where a schedule begins, or a step", lambda v: is_whole(v) and v >= -1, "last_epoch"),
     Range("an odd number from 1 on", lambda v: is_whole(v) and v >= 1 and v % 2 == 1, "kernel"),
@@ -106,12 +107,13 @@ RANGES: tuple[Range, ...] = (
         "interpolation_error.sigma least_squares_scores.sigma sgd_risk.sigma meta_gradient.spread"),
     Range("above 0 and at most 1000", lambda v: is_finite(v) and 0 < v <= 1000, "mlp_ratio"),
     Range("0 or more and finite", lambda v: is_finite(v) and v >= 0,
-        "compare_readouts.shift train_shift slack tolerance eta until Fleet.train.until spread ridge noise gamma "
-        "weight_decay scale std within offset kernel_fall final rms classify_run.rise Adam.eps RMSprop.eps Fleet.eps meta_gradient.eps cyclical_rate.low "
+        "LearnedOptimizer.lr compare_readouts.shift train_shift slack tolerance eta until Fleet.train.until spread ridge noise gamma "
+        "weight_decay scale std within offset kernel_fall final rms classify_run.rise Adam.eps RMSprop.eps Fleet.eps "
+        "meta_gradient.eps cyclical_rate.low "
         "half_sum_rate.rate overfitting_dictionary.radius gaussian_dictionary_world.radius Fleet.train.schedule "
         "Fleet.rate stability.rate kl risk_certificate.penalty all_bounds.penalty"),
     Range("above 0 and below 1", lambda v: is_finite(v) and 0 < v < 1,
-        "tol level hidden_fraction threshold train_share choose_dictionary.held_out beta delta delta_draws split guessing"),
+        "tol level hidden_fraction threshold train_share choose_dictionary.held_out beta delta delta_draws split guessing decay"),
     Range("above 0 and at most 1", lambda v: is_finite(v) and 0 < v <= 1, "transfer_certificate.mu safe_share settled"),
     Range("0 or more and below 1", lambda v: is_finite(v) and 0 <= v < 1, "momentum alpha held_out quantile"),
     Range("from 0 to 1", lambda v: is_finite(v) and 0 <= v <= 1,
@@ -166,6 +168,12 @@ RANGES: tuple[Range, ...] = (
         "limits quantiles log_log.window span.x span.y"),
     Range("numbers, some of which may be missing", lambda v: isinstance(v, list) and all(isinstance(w, float) for w in v),
         "nodes correlation_of.x correlation_of.y power_law.x power_law.y"),
+    Range("a least number and the mean of what is added", lambda v: False, "meta_train.segments meta_train.length"),
+    Range("whole numbers, one class each", lambda v: isinstance(v, Tensor) and not v.is_floating_point() and not v.is_meta,
+        "noisy_labels.labels"),
+    Range("parameters, NaN where a run has blown up",
+        lambda v: isinstance(v, list) and len(v) > 0 and all(is_tensor(t) and t.is_floating_point() for t in v),
+        "LearnedOptimizer.params"),
     Range("epochs, or none", lambda v: v == [] or v == () or is_list_of(lambda w: is_whole(w) and w >= 0, v), "decays"),
     Range("rates, or none", lambda v: v == [], "others"),
     Range("two numbers, the smaller first, or none", lambda v: v == [], "range_test.window"),

@@ -56,6 +56,13 @@ def fleet(**given: Any) -> Any:
 
 
 @functools.cache
+def choice() -> Any:
+    """The step size of a line."""
+    data = {"train": labelled(), "steps": 2, "loss": nn.CrossEntropyLoss(), "values": {"lr": [0.1, 0.2]}}
+    return th.tune_step_size(line, "sgd", **data, seeds=1, compare=False, progress=False)
+
+
+@functools.cache
 def trained_fleet() -> Any:
     return fleet().train(labelled(), steps=3, checkpoints=[0, 1])
 
@@ -329,6 +336,7 @@ ROOMS: dict[str, Callable[[], Arguments]] = {
     "data.generators.gaussian_classes": lambda: {"n": 4, "dim": 2, "margin": 1.2, "seed": 0},
     "data.generators.gaussian_dictionary_world": lambda: {"words": 4, "dim": 3, "contexts": 5, "radius": 3.0, "law": "uniform",
         "spread": 1.0, "offset": 0.3, "seed": 0},
+    "data.generators.noisy_labels": lambda: {"labels": torch.arange(6) % 3, "classes": 3, "share": 0.2, "seed": 0},
     "data.generators.gaussian_mixture": lambda: {"n": 4, "dim": 2, "classes": 2, "within": 2.4, "seed": 0},
     "data.generators.mixture_1d": lambda: {"n": 4, "center": 2.0, "std": 1.0, "seed": 0},
     "data.generators.planted_dictionary": lambda: {"atoms": 4, "dim": 3, "seed": 0},
@@ -396,6 +404,7 @@ ROOMS: dict[str, Callable[[], Arguments]] = {
         "feature_names": list("abcd"), "title": "t", "ax": axes()},
     "plots.plot_bound_fit": lambda: {"rows": [{"epoch": 1, "objective": 0.5, "error": 0.2}, {"epoch": 2, "objective": 0.4,
         "error": 0.1}], "bound": 0.45, "title": "t", "ax": axes()},
+    "plots.plot_step_size": lambda: {"choice": choice(), "title": "t", "ax": axes()},
     "plots.plot_certificate": lambda: {"certificate": risk(), "title": "t", "ax": axes()},
     "plots.plot_posterior": lambda: {"posterior": risk().posterior, "most": 5, "title": "t", "ax": axes()},
     "plots.plot_dictionary_choice": lambda: {"rows": choice_rows(), "title": "t", "figure": plots.panels(1)[0]},

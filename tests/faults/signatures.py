@@ -78,6 +78,7 @@ WITHOUT: dict[str, str] = {
     **dict.fromkeys(("operators.HessianOperator.build_graph", "testing.OperatorContract.close"), _AUTHORS),
     **dict.fromkeys(("testing.OperatorContract.draw", "instruments.Instrument.found", "measures.features.AGOP.add"), _AUTHORS),
     **dict.fromkeys(("instruments.SurveyContext.affordable", "measures.dictionary.LearningSettings.check"), _AUTHORS),
+    "measures.stepsize.MetaTraining.optimizer": "`LearnedOptimizer` with the network of the result",
     **dict.fromkeys(("measures.bounds.Block.nats", "measures.bounds.Block.beside"), _AUTHORS),
     "MultiCatapult.observe": "ignores its arguments but the optimizer, as `train` calls it",
     "data.Tokenizer.decode": "needs a tokenizer's file",

@@ -17,6 +17,7 @@ from theodolite.cli.commands.checkpoints import compare, path
 from theodolite.cli.commands.dictionary import dictionary
 from theodolite.cli.commands.stability import stability
 from theodolite.cli.commands.survey import survey
+from theodolite.cli.commands.tune import tune
 from theodolite.cli.commands.watch import watch
 from theodolite.cli.terminal import module_search_restored, printable_warnings, say
 from theodolite.errors import TheodoliteError
@@ -38,7 +39,7 @@ app = typer.Typer(
     add_completion=True,
     pretty_exceptions_enable=False,
 )
-_COMMANDS: tuple[Callable[..., None], ...] = (survey, compare, path, stability, bound, dictionary, anchors, watch)
+_COMMANDS: tuple[Callable[..., None], ...] = (survey, compare, path, stability, bound, tune, dictionary, anchors, watch)
 _EXPERIMENTS: tuple[Callable[..., None], ...] = (experiments.list_, experiments.reproduce, experiments.report, experiments.info)
 for command in (*_COMMANDS, *_EXPERIMENTS):
     app.command(command.__name__.strip("_"))(command)

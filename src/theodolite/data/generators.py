@@ -25,8 +25,9 @@ from theodolite.arguments import (
     positive,
     random_seed,
     share,
+    shown,
 )
-from theodolite.problem.arguments import of_dimensions
+from theodolite.problem.arguments import a_finite_tensor, of_dimensions
 
 _FROM_TWO = partial(integer, least=2)
 Law = Literal["gaussian", "rademacher", "exponential", "student"]
@@ -146,6 +147,20 @@ def mixture_1d(
     y = _alternating(n)
     x = center * y + std * torch.randn(n, generator=stream("mixture_1d", seed), dtype=torch.float64)
     return x[:, None].to(dtype), y.to(dtype)
+
+
+@checked(labels=a_finite_tensor, classes=count, share=share)
+def noisy_labels(labels: Tensor, classes: int, share: float = 0.2, *, seed: int = 0) -> Tensor:
+    """With probability `share` a label is drawn anew from all classes, its own among them: `share (1 - 1/classes)` change.
+
+    >>> noisy_labels(torch.tensor([3, 1, 4, 1]), 10, 0.0)
+    tensor([3, 1, 4, 1])
+    """
+    if labels.is_floating_point() or not labels.numel() or not 0 <= int(labels.min()) <= int(labels.max()) < classes:
+        raise ValueError(f"labels must be whole numbers from 0 to {classes - 1}, one class each. Got {shown(labels)}.")
+    generator = stream("noisy_labels", seed)
+    drawn = torch.rand(labels.shape, generator=generator, dtype=torch.float64) < share
+    return torch.where(drawn, torch.randint(classes, labels.shape, generator=generator), labels)
 
 
 def _alternating(n: int) -> Tensor:

@@ -39,7 +39,6 @@ from theodolite.plots.linear_path import linear_path as linear_path
 from theodolite.plots.linear_path import linear_path_panels as linear_path_panels
 from theodolite.plots.monitor import plot_monitor as plot_monitor
 from theodolite.plots.monitor import plot_runs as plot_runs
-from theodolite.plots.range_test import range_test as range_test
 from theodolite.plots.regimes import regime_diagram as regime_diagram
 from theodolite.plots.scatter import PowerLaw as PowerLaw
 from theodolite.plots.scatter import correlation_of as correlation_of
@@ -52,6 +51,8 @@ from theodolite.plots.spectra import eigenvalues as eigenvalues
 from theodolite.plots.spectra import histogram as histogram
 from theodolite.plots.stability import pairs_and_maxima as pairs_and_maxima
 from theodolite.plots.stability import stability_panels as stability_panels
+from theodolite.plots.step_size import plot_step_size as plot_step_size
+from theodolite.plots.step_size import range_test as range_test
 from theodolite.plots.style import DIVERGING as DIVERGING
 from theodolite.plots.style import MARKERS as MARKERS
 from theodolite.plots.style import PALETTE as PALETTE

@@ -17,11 +17,11 @@ from theodolite.plots.curves import curves
 from theodolite.plots.dictionary import plot_atom_usage, plot_dictionary_choice
 from theodolite.plots.linear_path import linear_path_panels
 from theodolite.plots.monitor import plot_monitor, plot_runs
-from theodolite.plots.range_test import range_test
 from theodolite.plots.regimes import regime_diagram
 from theodolite.plots.scatter import scatter
 from theodolite.plots.spectra import density, eigenvalues
 from theodolite.plots.stability import stability_panels
+from theodolite.plots.step_size import plot_step_size, range_test
 from theodolite.results import Result
 
 Drawing = Axes | Figure
@@ -52,6 +52,13 @@ def loss_curve(result: Any) -> Axes:
     wide = losses and min(losses) > 0 and max(losses) > 20 * min(losses)
     by = "replica" if rows and "replica" in rows[0] else None
     return curves(rows, "step", "loss", by=by, log="y" if wide else "", markers=False)
+
+
+def meta_objective(result: Any) -> Axes:
+    """The mean loss of each segment, by meta-update; the first of a trajectory stand high."""
+    title = "Training of a learned optimizer"
+    rows = [row for row in result.rows() if math.isfinite(row["objective"])] or result.rows()
+    return curves(rows, "update", "objective", markers=False, title=title, xlabel="meta-update", ylabel="mean loss of a segment")
 
 
 def trial_run(result: Any) -> Axes:
@@ -231,6 +238,7 @@ _DRAWINGS: dict[str, Callable[[Any], Drawing]] = {
     "linear-path": lambda result: linear_path_panels(result.rows()),
     "meta-gradient-health": trusted_meta_gradients,
     "meta-gradient": tangents_along_run,
+    "meta-training": meta_objective,
     "monitor-report": plot_monitor,
     "range-test": rates_swept,
     "rate-descent": tuned_rate,
@@ -238,6 +246,7 @@ _DRAWINGS: dict[str, Callable[[Any], Drawing]] = {
     "risk-certificate": plot_certificate,
     "run-comparison": plot_runs,
     "stable-meta-gradient": meta_gradient_over_rates,
+    "step-size-choice": plot_step_size,
     "stability-result": lambda result: stability_panels(result.rows()),
     "trace": loss_curve,
     "trial-runs": trial_runs,

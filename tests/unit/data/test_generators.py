@@ -195,3 +195,22 @@ def test_one_signed_atom_each():
 def test_bad_arguments_are_named(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_noisy_labels():
+    """AC25: a fifth is drawn anew from all ten classes, so that 18 % change, evenly."""
+    labels = torch.arange(10_000) % 10
+    noisy = g.noisy_labels(labels, 10, 0.2, seed=3)
+    changed = noisy != labels
+    assert 0.17 <= float(changed.double().mean()) <= 0.19
+    assert torch.equal(labels, torch.arange(10_000) % 10)
+    distances = torch.bincount((noisy - labels)[changed] % 10, minlength=10)
+    assert distances[0] == 0
+    assert distances[1:].min() > 140  # 200 expected of each other class
+    assert torch.equal(g.noisy_labels(labels, 10, 0.2, seed=3), noisy)
+    assert not torch.equal(g.noisy_labels(labels, 10, 0.2, seed=4), noisy)
+    assert torch.equal(g.noisy_labels(labels, 10, 0.0), labels)
+    redrawn = g.noisy_labels(labels, 10, 1.0)
+    assert 0.08 <= float((redrawn == labels).double().mean()) <= 0.12
+    with pytest.raises(ValueError, match="labels must be whole numbers from 0 to 2"):
+        g.noisy_labels(labels, 3, 0.2)

@@ -5,6 +5,8 @@ from theodolite.measures.stepsize.health import MetaGradientHealth as MetaGradie
 from theodolite.measures.stepsize.health import descend_unrolled as descend_unrolled
 from theodolite.measures.stepsize.health import meta_gradient_health as meta_gradient_health
 from theodolite.measures.stepsize.health import unrolled_meta_gradient as unrolled_meta_gradient
+from theodolite.measures.stepsize.learned_optimizer import LearnedOptimizer as LearnedOptimizer
+from theodolite.measures.stepsize.learned_optimizer import OptimizerNetwork as OptimizerNetwork
 from theodolite.measures.stepsize.least_squares import LeastSquaresCurves as LeastSquaresCurves
 from theodolite.measures.stepsize.least_squares import LeastSquaresScores as LeastSquaresScores
 from theodolite.measures.stepsize.least_squares import LeastSquaresTasks as LeastSquaresTasks
@@ -17,6 +19,8 @@ from theodolite.measures.stepsize.least_squares import population_rates as popul
 from theodolite.measures.stepsize.least_squares import population_risk as population_risk
 from theodolite.measures.stepsize.meta_gradient import MetaGradient as MetaGradient
 from theodolite.measures.stepsize.meta_gradient import meta_gradient as meta_gradient
+from theodolite.measures.stepsize.meta_training import MetaTraining as MetaTraining
+from theodolite.measures.stepsize.meta_training import meta_train as meta_train
 from theodolite.measures.stepsize.quadratic import StableMetaGradient as StableMetaGradient
 from theodolite.measures.stepsize.quadratic import stable_meta_gradient as stable_meta_gradient
 from theodolite.measures.stepsize.quadratic_descent import OptimalRate as OptimalRate
@@ -25,5 +29,7 @@ from theodolite.measures.stepsize.quadratic_descent import descend_rate as desce
 from theodolite.measures.stepsize.quadratic_descent import optimal_rate as optimal_rate
 from theodolite.measures.stepsize.sgd_moments import SGDRisk as SGDRisk
 from theodolite.measures.stepsize.sgd_moments import sgd_risk as sgd_risk
+from theodolite.measures.stepsize.tuning import StepSizeChoice as StepSizeChoice
+from theodolite.measures.stepsize.tuning import tune_step_size as tune_step_size
 
 __all__ = sorted(imported(__file__))

@@ -151,6 +151,10 @@ class VmapRoute(Route):
         found = {name: g for name, g in zip(names, gradients, strict=True) if g is not None}
         return losses.detach(), Gradients(found)
 
+    def losses(self, state: FleetState, batch: FleetBatch) -> Tensor:
+        """Losses (R,) with their graph, which leads to the parameters of `state` and beyond."""
+        return self._forward(state, batch)[0]
+
     @called_within(torch.no_grad)
     def evaluate(self, state: FleetState, batch: FleetBatch) -> tuple[Tensor, Tensor]:
         return self._forward(state, batch)
