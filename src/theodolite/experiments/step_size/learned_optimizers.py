@@ -268,6 +268,12 @@ def _skipped_share(found: list[Row]) -> float:
 LEARNED = 0.2
 #: As the panels call the numbers of samples.
 CASES = {"small": "few samples", "medium": "some samples", "all": "all samples"}
+DEPARTS = (
+    "Below the paper size: 8 x 8 digits, a network 64-20-10, some 300 meta-updates instead of 12,000, eight problems in lockstep, "
+    "150, 600 and 1200 samples instead of 1000, 12,000 and 60,000, and 500 steps. All optimizers are tested on trainings on as "
+    "many samples. SGD's step size is that of the least validation loss after the last step. Test labels are shown without noise; "
+    "the rows have accuracies on noisy ones too."
+)
 _LATER: dict[str, Any] = {"since": "laptop"}
 
 
@@ -276,6 +282,7 @@ class Accuracies(Figure):
 
     case: str
     noise: float
+    departs = DEPARTS
 
     def draw(self, rows: list[Row]) -> Any:
         mine = [row for row in curve_rows(rows) if row["case"] == self.case and row["noise"] == self.noise]
@@ -430,7 +437,7 @@ class Figure54(Figure):
     (a) against (b): the advantage of scoring on validation data grows with noise; (a) against (c): with many samples it is gone.
     """
 
-    study, item = LearnedOptimizers(), "wu-2023 Figure 5.4"
+    study, item, departs = LearnedOptimizers(), "wu-2023 Figure 5.4", DEPARTS
     shown = (("small", 0.0), ("small", NOISE), ("all", 0.0))
     only = staticmethod(lambda job: (job["case"], job["noise"]) in Figure54.shown)
     claims = [
@@ -467,7 +474,7 @@ class Figure54(Figure):
 class Figure55(Figure):
     """Training accuracy with few samples and noise: scored on validation data, the optimizer leaves noisy labels unfitted."""
 
-    study, item = LearnedOptimizers(), "wu-2023 Figure 5.5"
+    study, item, departs = LearnedOptimizers(), "wu-2023 Figure 5.5", DEPARTS
     only = {"case": "small", "noise": NOISE}
     claims = [
         _sound(NOISE),
