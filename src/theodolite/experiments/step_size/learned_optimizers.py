@@ -269,10 +269,10 @@ LEARNED = 0.2
 #: As the panels call the numbers of samples.
 CASES = {"small": "few samples", "medium": "some samples", "all": "all samples"}
 DEPARTS = (
-    "Below the paper size: 8 x 8 digits, a network 64-20-10, some 300 meta-updates instead of 12,000, eight problems in lockstep, "
-    "150, 600 and 1200 samples instead of 1000, 12,000 and 60,000, and 500 steps. All optimizers are tested on trainings on as "
-    "many samples. SGD's step size is that of the least validation loss after the last step. Test labels are shown without noise; "
-    "the rows have accuracies on noisy ones too."
+    "Below the paper size: 8 x 8 digits, a network 64-20-10, some 300 meta-updates instead of 12,000, eight problems in "
+    "lockstep, 150, 600 and 1200 samples instead of 1000, 12,000 and 60,000, and 500 steps. All optimizers are tested on "
+    "trainings on as many samples. SGD's step size is that of the least validation loss after the last step. Test labels are "
+    "shown without noise; the rows have accuracies on noisy ones too."
 )
 _LATER: dict[str, Any] = {"since": "laptop"}
 
