@@ -114,7 +114,18 @@ def test_optimizers_that_are_alike_fulfil_no_figure(name):
         found = []
         for job in STUDY.jobs(STUDY.parameters("laptop")):
             row = {**end(job["role"], job["seed"], clean, train=clean, noise=job["noise"]), "case": job["case"]}
-            found += [row, {**row, "kind": "optimizer", "changed": 0.9 * job["noise"], "skipped": 0, "updates": 9}]
+            found += [
+                row,
+                {
+                    **row,
+                    "kind": "optimizer",
+                    "changed": 0.9 * job["noise"],
+                    "skipped": 0,
+                    "updates": 9,
+                    "first": 2.0,
+                    "last": 1.0,
+                },
+            ]
         return found
 
     assert any(verdict.failed for verdict in figure.judge(table(0.1), "laptop"))

@@ -80,7 +80,7 @@ def _case(n: int, valid: int, steps: int, *, twice: bool = False) -> dict[str, A
 #: How long a meta-training is. The source's own: 100 problems, three trajectories each, one at a time.
 PAPER = {"problems": 100, "trajectories": 3, "together": 1, "segments": (10, 30), "length": (50, 100)}
 LAPTOP = {"problems": 120, "trajectories": 1, "together": 8, "segments": (8, 12), "length": (20, 10)}
-TINY = {"problems": 4, "trajectories": 1, "together": 4, "segments": (4, 0), "length": (6, 0)}
+TINY = {"problems": 12, "trajectories": 1, "together": 4, "segments": (4, 0), "length": (4, 0)}
 _DIGITS = {"data": "digits", "side": 8, "widths": (20,)}
 
 
@@ -202,6 +202,7 @@ def _order(seed: int, size: int) -> Tensor:
 
 ends = rows(kind="curve", end=True)
 made = rows(kind="optimizer")
+learned = made.where(lambda row: row["role"] != "SGD")
 
 
 def accuracy(role: str, case: str, noise: float, column: str = "clean") -> Value:
@@ -232,8 +233,9 @@ def fitted(case: str, noise: float, *roles: str) -> Value:
 
 
 def better(case: str, noise: float) -> Value:
-    """The accuracy on true test labels of TbT or TbV, whichever is better."""
-    return ends(case=case, noise=noise, role=["TbT", "TbV"]).by("role").each(rows.mean("clean")).max()
+    """The accuracy on true test labels of TbT or TbV, whichever is better; NaN where neither has learned anything."""
+    best = ends(case=case, noise=noise, role=["TbT", "TbV"]).by("role").each(rows.mean("clean")).max()
+    return best.then(lambda value: value if value >= LEARNED else math.nan)
 
 
 def _shrinks(noise: float) -> dict[str, Any]:
@@ -242,7 +244,6 @@ def _shrinks(noise: float) -> dict[str, Any]:
     return {
         "TbV minus TbT on true test labels, fewest samples minus a middling number": at_least(0.0, few - some, says="decreases"),
         "a middling number minus all": at_least(-0.01, some - many, says="decreases"),
-        "TbV minus TbT with a middling number of samples": measured(some, says="read from a plot"),
     }
 
 
@@ -251,8 +252,9 @@ def _sound(level: float, **where: Any) -> dict[str, Any]:
     learns, own = ends(role="SGD", **where)["train"].min(), made(**where)
     said = {
         "SGD, tuned on validation samples, learns (least training accuracy)": at_least(0.3, learns, says="close to 1"),
-        "meta-updates whose gradient was not finite (share)": at_most(
-            0.05, made.where(lambda row: row["role"] != "SGD").measure(_skipped_share)
+        "meta-updates whose gradient was not finite (share)": at_most(0.05, learned.measure(_skipped_share)),
+        "meta-training lowers the mean loss along a run (least fall)": at_least(
+            0.05, (learned["first"] - learned["last"]).min(), says="trains an optimizer", where="Wang et al. 2021, appendix F"
         ),
     }
     changed = "share of test labels that noise has changed"
@@ -268,6 +270,12 @@ def _skipped_share(found: list[Row]) -> float:
 LEARNED = 0.2
 #: As the panels call the numbers of samples.
 CASES = {"small": "few samples", "medium": "some samples", "all": "all samples"}
+DEPARTS = (
+    "Below the paper size: 8 x 8 digits, a network 64-20-10, some 300 meta-updates instead of 12,000, eight problems in "
+    "lockstep, 150, 600 and 1200 samples instead of 1000, 12,000 and 60,000, and 500 steps. All optimizers are tested on "
+    "trainings on as many samples. SGD's step size is that of the least validation loss after the last step. Test labels are "
+    "shown without noise; the rows have accuracies on noisy ones too."
+)
 _LATER: dict[str, Any] = {"since": "laptop"}
 
 
@@ -276,6 +284,7 @@ class Accuracies(Figure):
 
     case: str
     noise: float
+    departs = DEPARTS
 
     def draw(self, rows: list[Row]) -> Any:
         mine = [row for row in curve_rows(rows) if row["case"] == self.case and row["noise"] == self.noise]
@@ -430,7 +439,7 @@ class Figure54(Figure):
     (a) against (b): the advantage of scoring on validation data grows with noise; (a) against (c): with many samples it is gone.
     """
 
-    study, item = LearnedOptimizers(), "wu-2023 Figure 5.4"
+    study, item, departs = LearnedOptimizers(), "wu-2023 Figure 5.4", DEPARTS
     shown = (("small", 0.0), ("small", NOISE), ("all", 0.0))
     only = staticmethod(lambda job: (job["case"], job["noise"]) in Figure54.shown)
     claims = [
@@ -467,7 +476,7 @@ class Figure54(Figure):
 class Figure55(Figure):
     """Training accuracy with few samples and noise: scored on validation data, the optimizer leaves noisy labels unfitted."""
 
-    study, item = LearnedOptimizers(), "wu-2023 Figure 5.5"
+    study, item, departs = LearnedOptimizers(), "wu-2023 Figure 5.5", DEPARTS
     only = {"case": "small", "noise": NOISE}
     claims = [
         _sound(NOISE),

@@ -272,7 +272,8 @@ def change_of(network: OptimizerNetwork, history: Tensor, values: Tensor, steps:
     beside = torch.cat([first[:, 1:2], offset], 1)
     hidden = torch.addmm(others, beside, torch.cat([values.flatten(1), whose])).relu_()  # (hidden, R N)
     direction, magnitude = torch.addmm(last_bias[:, None], last, hidden).unflatten(1, shape)
-    return network.step_size * direction * (network.exponent * magnitude).exp()
+    change: Tensor = network.step_size * direction * (network.exponent * magnitude).exp()
+    return change
 
 
 # The same as an optimizer of torch
@@ -338,7 +339,7 @@ class LearnedOptimizer(Optimizer):
         super().__init__(params, {"lr": lr, "network": self.network.digest})
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Move all parameters that have a gradient; a `closure` is called first, and its loss returned."""
         loss = None
         if closure is not None:

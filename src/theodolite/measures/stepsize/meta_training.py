@@ -386,8 +386,7 @@ class Unroll:
             now, part, gradient = look(values if detach or values.requires_grad else values.requires_grad_(), batch)
             losses, score = losses + now, score + part / (steps * len(self.values))
             self.steps += 1
-            number = torch.tensor(self.steps)
-            change, means, squares = advance(network, values, gradient, means, squares, number, self.sizes)
+            change, means, squares = advance(network, values, gradient, means, squares, torch.tensor(self.steps), self.sizes)
             values = values - change
         self.values, self.means, self.squares = values.detach(), means.detach(), squares.detach()
         return losses / steps, score
