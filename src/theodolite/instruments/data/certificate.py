@@ -56,7 +56,12 @@ def certificate_findings(result: RiskCertificate, found: Callable[..., Finding])
         )
         said.append(found(Severity.NOTE, text, "held-out bound tighter", quantity="binomial bound", value=result.held_out))
     if result.prior in _CONDITIONS:
-        said.append(found(Severity.NOTE, _CONDITIONS[result.prior].format(n=number(result.n)), "prior unknown"))
+        condition, remedy = _CONDITIONS[result.prior].format(n=number(result.n)), ""
+        if result.trained_on:
+            condition += f" None of them is among the {number(result.trained_on)} samples that it was trained on."
+        elif result.prior == "held-out":
+            remedy = "Give the training data (trained_on=, --trained-on): shared samples are refused."
+        said.append(found(Severity.NOTE, condition, "prior unknown", **({"advice": remedy} if remedy else {})))
     return said
 
 
@@ -118,4 +123,4 @@ class Certificate(Instrument):
 def certificate_of(valid: Problem, problem: Problem, **settings: Any) -> RiskCertificate:
     """The certificate of the model that `problem` holds, on data that it was not trained on."""
     same = valid if valid.model is problem.model else valid.with_model(problem.model)
-    return pac_bayes_bound(same, prior="held-out", layer_scales=False, progress=False, **settings)
+    return pac_bayes_bound(same, prior="held-out", trained_on=problem, layer_scales=False, progress=False, **settings)

@@ -24,6 +24,8 @@ Refresh = Literal["iter", "once", "weights"]
 FACTOR_SAMPLES = 4000
 #: Inputs of a layer with so many times fewer outputs keep their coordinates: turning them would cost more than the layer itself.
 WIDE = 50
+#: Eigenvalues below so many roundings of the largest are those of directions that the loss does not know.
+ROUNDING = 10.0
 #: Weights of exactly zero count as this share of the layer's root mean square.
 _LEAST_WEIGHT = 1e-3
 
@@ -139,12 +141,12 @@ def weight_product_bases(
     the loss has are determined; the others are completed from those `before`, so that they do not jump.
     """
     names, weights, _ = firing_rates(problem, list(factors))
-    curvature = factors[names[-1]].output.double().cpu()
+    curvature, rounded = factors[names[-1]].output.double().cpu(), factors[names[-1]].output.dtype
     found = {names[-1]: _descending(factors[names[-1]].output)}
     for place, name in enumerate(names[:-1]):
         product = weight_product(weights[place + 1 :])
         tau, left = _descending(product.T @ curvature @ product / 4.0 ** (len(names) - 1 - place))
-        determined = int((tau > 1e-12 * tau[0]).sum())
+        determined = int((tau > ROUNDING * torch.finfo(rounded).eps * tau[0]).sum())
         old = before.get(name, torch.eye(len(tau))).double().cpu()
         sharp = left[:, :determined]
         rest = old[:, determined:] - sharp @ (sharp.T @ old[:, determined:])
