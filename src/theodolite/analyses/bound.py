@@ -14,7 +14,7 @@ from theodolite.analyses.page import write_analysis
 from theodolite.instruments.data.certificate import SOURCE, certificate_findings, fit_work, percent
 from theodolite.instruments.timings import quickest
 from theodolite.measures.bounds import RiskCertificate
-from theodolite.measures.bounds.priors import RECIPE_EPOCHS
+from theodolite.measures.bounds.priors import RECIPE_BATCH, recipe_steps
 from theodolite.problem import Problem
 from theodolite.report import Answer, Section
 from theodolite.results import Finding, Severity
@@ -64,7 +64,8 @@ def within(budget: float | None, problem: Problem, *, split: float | None, epoch
     began = time.perf_counter()
     gradient = seconds_of_gradient(problem)
     certified = 1.0 if split is None else 1 - split
-    training = 0.0 if split is None else RECIPE_EPOCHS * split * gradient
+    trained = round((split or 0.0) * problem.samples)
+    training = recipe_steps(trained) * RECIPE_BATCH / problem.samples * gradient if trained else 0.0
     left = budget - training - (time.perf_counter() - began)
     fewer = scaled_to(left, round(certified * problem.samples), certified * gradient, epochs=epochs, passes=passes)
     if fewer == (epochs, passes):

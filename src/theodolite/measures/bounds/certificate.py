@@ -253,7 +253,8 @@ def pac_bayes_bound(
         batch_size: of the fit; smaller where the data would give fewer than ten batches.
         passes: how often the data are drawn on for the certificate.
         rank: directions of each layer's input that may leave the prior, None for all. Fewer are faster.
-        recipe: `recipe(model, data)` trains in place, for `"split"`; by default Adam for 20 epochs.
+        recipe: `recipe(model, data)` trains in place, for `"split"`; on a list of batches `(inputs, targets)`; by default
+            Adam for 20 epochs, at least 500 steps.
         delta, delta_draws: how often the bound may be wrong because of the data, and because of the draws.
         test: the same problem on samples that had no part in anything; they bound the model without noise.
         trained_on: with `"held-out"`, the same problem on the samples that the model was trained on: shared ones are refused.

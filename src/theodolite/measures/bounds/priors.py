@@ -21,8 +21,8 @@ from theodolite.problem.accuracy import answers, right_answers
 from theodolite.problem.batches import fingerprint
 from theodolite.progress import counting
 
-#: The usual training of a split.
-RECIPE_EPOCHS, RECIPE_BATCH = 20, 128
+#: The usual training of a split: epochs, steps at least, samples of a batch.
+RECIPE_EPOCHS, RECIPE_STEPS, RECIPE_BATCH = 20, 500, 128
 #: An untrained network makes at least this share of the errors of guessing.
 UNTRAINED = 0.5
 
@@ -221,9 +221,18 @@ def _train(copy: Problem, mine: Problem, recipe: Callable[[nn.Module, Any], None
         recipe(copy.model, [(batch.args[0] if len(batch.args) == 1 else batch.inputs, batch.target) for batch in mine.data])
 
 
+def recipe_steps(samples: int) -> int:
+    """Steps of the usual training on so many samples.
+
+    >>> recipe_steps(300), recipe_steps(30_000)
+    (500, 4700)
+    """
+    return max(RECIPE_STEPS, RECIPE_EPOCHS * -(-samples // RECIPE_BATCH))
+
+
 def _usual_recipe(mine: Problem, seed: int, progress: bool | None) -> None:
-    """Adam for twenty epochs on random batches of 128."""
-    steps = RECIPE_EPOCHS * max(1, mine.samples // RECIPE_BATCH)
+    """Adam on random batches."""
+    steps = recipe_steps(mine.samples)
     optimizer = torch.optim.Adam([p for p in mine.model.parameters() if p.requires_grad], lr=1e-3)
     with in_training(mine, seed), counting("training on a part", progress=progress, total=steps) as count:
         for batch in random_batches(mine, RECIPE_BATCH, steps, seed):

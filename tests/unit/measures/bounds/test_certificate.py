@@ -65,17 +65,18 @@ def test_the_prior_itself_is_never_beaten_by_something_worse():
     model = mlp(10, 20, 2)
     start = trained(model, (x, y), 10)
     found = th.pac_bayes_bound(th.Problem(model, nn.CrossEntropyLoss(), (x, y)), start=start, **QUICK)
-    assert found.value == found.prior_value == by_formula(found, 4000)
+    assert found.value == by_formula(found, 4000)
+    assert found.value <= found.prior_value < float(kl_inverse(0.53, 0.012))  # by 4000 samples and 8000 draws of chance
     assert abs(found.empirical - 0.5) < 4 * 0.5 / math.sqrt(found.draws)
     assert found.no_better_than_guessing
     assert "no better than always naming the commonest class" in found.sentence()
 
 
 def by_formula(found: RiskCertificate, n: int) -> float:
-    """What the prior's own bound is, from its error rate on the samples and the places of its variances on the grid."""
+    """What the bound is, from the error rate of the draws, the divergence and the places of the variances on the grid."""
     paid = sum(grid_penalty(round(grid_index(variance))) for variance in found.scales.values())
     upper = kl_inverse(found.empirical, math.log(1 / 0.005) / found.draws)
-    return pytest.approx(float(kl_inverse(upper, (paid + math.log(2 * math.sqrt(n) / 0.025)) / n)), rel=1e-12)
+    return pytest.approx(float(kl_inverse(upper, (found.kl + paid + math.log(2 * math.sqrt(n) / 0.025)) / n)), rel=1e-12)
 
 
 def test_where_the_prior_wins_the_fitted_certificate_is_kept(tmp_path):
@@ -97,8 +98,8 @@ def test_where_the_prior_wins_the_fitted_certificate_is_kept(tmp_path):
 
 
 def test_random_labels_come_to_at_most_0_52_at_60_000_samples():
-    """By formula: the prior itself, half of the draws wrong, ten passes, two layers whose variances are far down the grid."""
-    found = th.risk_certificate(300_000, 600_000, 0.0, 60_000, penalty=2 * grid_penalty(1000), delta_draws=0.005)
+    """By formula: the prior itself, half of the draws wrong, ten passes, two layers whose variances are near 7e-4."""
+    found = th.risk_certificate(300_000, 600_000, 0.0, 60_000, penalty=2 * grid_penalty(500), delta_draws=0.005)
     assert 0.5 < found.value <= 0.52
 
 
