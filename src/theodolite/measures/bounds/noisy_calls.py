@@ -6,6 +6,8 @@ that sample, and costs two products instead of a weight for each sample (local r
 layer that meets a sample at several positions (patches, tokens, several calls) must use one draw at all of them: there the
 coordinates themselves are drawn, sample by sample.
 
+Weights and biases of normalisations are few: they are drawn as they are, sample by sample, and applied to what was normalised.
+
 The calls are met where torch computes them, so that it does not matter which module makes them. A parameter that is used in any
 other way cannot be drawn sample by sample: `OtherUseError`.
 """
@@ -57,7 +59,10 @@ class Inputs:
 
 @dataclass
 class NoisyBias:
-    """Mean and variance (m,) in the basis `left`, and what was drawn (B, m) for the batch at hand."""
+    """Mean and variance (m,) in the basis `left`, and what was drawn (B, m) for the batch at hand.
+
+    The weight of a normalisation is one too: it is drawn as it is, sample by sample, whatever its shape.
+    """
 
     mean: Tensor
     variance: Tensor
@@ -67,7 +72,7 @@ class NoisyBias:
     def draw(self, samples: int, normal: Normal) -> Tensor:
         """One for each sample of the batch, the same at all calls; in the coordinates of the outputs."""
         if self.drawn is None:
-            drawn = self.mean + self.variance.sqrt() * normal((samples, len(self.mean)))
+            drawn = self.mean + self.variance.sqrt() * normal((samples, *self.mean.shape))
             self.drawn = drawn if self.left is None else drawn @ self.left.T
         return self.drawn
 
@@ -185,6 +190,10 @@ class NoisyCalls(TorchFunctionMode):
                 if self.calls is not None:
                     self.calls.append(NoisyCall(layer, named["input"], found, func is F.linear and named["input"].ndim == 2))
                 return found
+        if func in _NORMS:
+            named = {**dict(zip(_NORMS[func], args, strict=False)), **given}
+            if self._has_placeholder((named.get("weight"), named.get("bias"))):
+                return self._normalised(func, named)
         found = func(*args, **given)
         if isinstance(found, Tensor | tuple | list) and func not in _FACTS and self._has_placeholder((*args, *given.values())):
             raise OtherUseError(f"it is used by {getattr(func, '__name__', func)}")
@@ -218,6 +227,23 @@ class NoisyCalls(TorchFunctionMode):
             return layer.at_once(inputs, bias, self._normal)
         self.moments = (*layer.moments(inputs, bias), inputs)
         return layer.outputs(self.moments[0], inputs)
+
+    def _normalised(self, func: Any, named: dict[str, Any]) -> Tensor:
+        """A normalisation without weight and bias, which are then applied sample by sample."""
+        x = named["input"]
+        if not x.ndim or len(x) != self.samples:
+            raise OtherUseError("the first size of its inputs is not the number of samples")
+        found: Tensor = func(**{name: value for name, value in named.items() if name not in ("weight", "bias")})
+        for name, join in (("weight", torch.mul), ("bias", torch.add)):
+            p = named.get(name)
+            if p is None:
+                continue
+            noisy = self.biases.get(id(p))
+            drawn = p[None] if noisy is None else noisy.draw(self.samples, self._normal)
+            last = func in _OVER_LAST  # of the sizes; else channels stand second
+            room = (1,) * (x.ndim - 1 - p.ndim)
+            found = join(found, drawn.reshape(len(drawn), *(room if last else ()), *p.shape, *(() if last else room)))
+        return found
 
     def _bias(self, layer: NoisyLayer, bias: Tensor | None) -> NoisyBias | None:
         """The noise of a bias; one that is not measured has none."""
@@ -257,5 +283,13 @@ _CALLS: dict[Any, tuple[str, ...]] = {
     F.conv2d: ("input", "weight", "bias", "stride", "padding", "dilation", "groups"),
     F.embedding: ("input", "weight"),
 }
+#: Normalisations, by how their arguments are called; and those whose weight has the last sizes of the input.
+_NORMS: dict[Any, tuple[str, ...]] = {
+    F.batch_norm: ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps"),
+    F.group_norm: ("input", "num_groups", "weight", "bias", "eps"),
+    F.layer_norm: ("input", "normalized_shape", "weight", "bias", "eps"),
+    F.rms_norm: ("input", "normalized_shape", "weight", "eps"),
+}
+_OVER_LAST = {F.layer_norm, F.rms_norm}
 #: What asks a tensor for facts that do not depend on its values.
 _FACTS = {Tensor.shape.__get__, Tensor.size}  # type: ignore[attr-defined]

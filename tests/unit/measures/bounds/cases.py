@@ -77,11 +77,27 @@ class Words(nn.Module):
 
 
 class Normed(nn.Module):
+    """Normalisations of all kinds; one layer norm is called twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.batch, self.group = nn.Conv2d(1, 4, 3, bias=False), nn.BatchNorm2d(4), nn.GroupNorm(2, 4)
+        self.layer, self.rms, self.head = nn.LayerNorm((6, 6)), nn.RMSNorm(6), nn.Linear(4 * 36, 3)
+        for norm in (self.batch, self.group, self.layer, self.rms):
+            nn.init.normal_(norm.weight, 1.0, 0.3)
+        nn.init.normal_(self.batch.running_mean)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.layer(torch.tanh(self.layer(torch.tanh(self.group(self.batch(self.conv(x)))))))
+        return self.head(self.rms(h).flatten(1))
+
+
+class Scaled(nn.Module):
     """A parameter that is no layer's weight."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.inner, self.norm, self.head = nn.Linear(5, 6), nn.LayerNorm(6), nn.Linear(6, 3)
+        self.inner, self.scale, self.head = nn.Linear(5, 6), nn.Parameter(torch.randn(6)), nn.Linear(6, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(F.relu(self.norm(self.inner(x))))
+        return self.head(F.relu(self.scale * self.inner(x)))

@@ -13,7 +13,7 @@ from theodolite.errors import ArgumentError, BatchCoupledError
 from theodolite.measures.bounds import RiskCertificate, grid_index, grid_penalty, held_out_bound, kl_inverse
 from theodolite.measures.bounds import checkpoints as room
 
-from .cases import Normed, SmallCnn, Words, mlp, prototypes, state, trained
+from .cases import Scaled, SmallCnn, Words, mlp, prototypes, state, trained
 
 QUICK = {"epochs": 4, "batch_size": 200, "passes": 2, "progress": False}
 
@@ -176,16 +176,16 @@ def test_a_split_trains_models_that_take_names():
     assert found.mean_error < 0.3
 
 
-@pytest.mark.parametrize("kind", ["cnn", "words", "normed"])
+@pytest.mark.parametrize("kind", ["cnn", "words", "scaled"])
 def test_other_networks(kind):
     torch.manual_seed(0)
-    model = {"cnn": SmallCnn, "words": Words, "normed": Normed}[kind]()
-    x = {"cnn": torch.randn(200, 1, 8, 8), "words": torch.randint(7, (200, 6)), "normed": torch.randn(200, 5)}[kind]
+    model = {"cnn": SmallCnn, "words": Words, "scaled": Scaled}[kind]()
+    x = {"cnn": torch.randn(200, 1, 8, 8), "words": torch.randint(7, (200, 6)), "scaled": torch.randn(200, 5)}[kind]
     y = torch.arange(200) % 3
     start = trained(model, (x, y), 3)
     found = th.pac_bayes_bound(th.Problem(model, nn.CrossEntropyLoss(), (x, y)), start=start, **{**QUICK, "batch_size": 50})
     assert 0 < found.value <= found.prior_value <= 1
-    assert ("for each batch" in found.cost.route) == (kind == "normed")
+    assert ("for each batch" in found.cost.route) == (kind == "scaled")
 
 
 def test_killed_runs_resume_to_the_same_certificate(case, tmp_path, monkeypatch):
