@@ -81,7 +81,7 @@ def bound(
             epochs, passes, shorter = within(allowed, problem, split=split, epochs=EPOCHS, passes=PASSES)
         else:
             epochs, passes, shorter = going_on(length, epochs=EPOCHS, passes=PASSES)
-        given |= {"epochs": epochs, "passes": passes, "layer_scales": kind != "held-out"}
+        given |= {"epochs": epochs, "passes": passes}
         found = pac_bayes_bound(problem, **given, checkpoint=folder, resume=True)
         notes = [*subject.notes, *notes, *([shorter] if shorter else [])]
         facts = with_notes({**subject.facts, "test data": "none" if tests is None else tests.facts.get("data", "")}, notes)

@@ -123,4 +123,4 @@ class Certificate(Instrument):
 def certificate_of(valid: Problem, problem: Problem, **settings: Any) -> RiskCertificate:
     """The certificate of the model that `problem` holds, on data that it was not trained on."""
     same = valid if valid.model is problem.model else valid.with_model(problem.model)
-    return pac_bayes_bound(same, prior="held-out", trained_on=problem, layer_scales=False, progress=False, **settings)
+    return pac_bayes_bound(same, prior="held-out", trained_on=problem, progress=False, **settings)

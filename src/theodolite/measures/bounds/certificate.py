@@ -44,8 +44,10 @@ PriorKind = Literal["start", "held-out", "split"]
 FEWEST_SAMPLES = 50
 #: Samples of a batch where ten steps an epoch would take fewer.
 FEWEST_IN_BATCH = 32
-#: Samples of a batch where one network is drawn for all of it: each batch is one draw only.
-WEIGHT_BATCH = 100
+#: Where one network is drawn for a batch, which is one draw only: draws that are aimed at, and samples of a batch at least and most.
+DRAWS, SMALLEST_BATCH, LARGEST_BATCH = 2000, 10, 100
+#: Nats that a prior variance costs, about: j = 900.
+PRICE = 14.0
 #: Variances of the prior that are tried for the prior itself, in units of those of the posterior.
 NARROWER = (1.0, 1e-1, 1e-2, 1e-3, 1e-4, 1e-6)
 
@@ -218,7 +220,7 @@ def pac_bayes_bound(
     start: nn.Module | Mapping[str, Tensor] | None = None,
     posterior: Literal["kronecker", "standard", "isotropic", "low-rank"] = "kronecker",
     refresh: Literal["iter", "once", "weights"] = "iter",
-    layer_scales: bool = True,
+    layer_scales: bool | None = None,
     objective: Literal["kl", "pinsker", "quadratic", "catoni"] = "kl",
     optimizer: Literal["adam", "rmsprop", "sgd"] = "adam",
     init_s: Literal["curvature", "flat", "weights"] = "curvature",
@@ -247,7 +249,8 @@ def pac_bayes_bound(
         posterior: along which axes weights vary: the eigenvectors of each layer's Kronecker factors, the weights themselves, all
             weights of a layer alike, or alike but for the fifty sharpest axes.
         refresh: when axes are found anew: every few epochs, once, or every few epochs from products of the weights.
-        layer_scales: a prior variance for each layer, else one for all.
+        layer_scales: a prior variance for each layer, else one for all, which costs less where there are many layers and few
+            samples. None: for each with `"start"`, and where a thousandth of the samples pays for it.
         objective: what the fit minimises; the certificate is always Maurer's form.
         init_s: where the variances begin: by curvature, all at the prior's, or at the size of the weights.
         batch_size: of the fit; smaller where the data would give fewer than ten batches.
@@ -283,6 +286,10 @@ def pac_bayes_bound(
     how: dict[str, Any] = {"split": split, "recipe": recipe, "seed": seed, "progress": progress}
     centre = find_prior(problem, prior, start, folder=folder, **how)
     problem = centre.problem
+    network = NoisyNetwork(problem, Samples(problem), make_blocks(problem, centre.weights, rank=rank))
+    if layer_scales is None:
+        groups = len({block.group for block in network.blocks.values()})
+        layer_scales = prior == "start" or PRICE * groups <= problem.samples / 1000
     settings = Settings(
         basis=posterior,
         refresh=refresh,
@@ -298,7 +305,6 @@ def pac_bayes_bound(
         raise ArgumentError(
             f"rank counts directions of Kronecker factors: it belongs to 'kronecker' and 'low-rank', not {posterior!r}."
         )
-    network = NoisyNetwork(problem, Samples(problem), make_blocks(problem, centre.weights, rank=rank))
     fit = Fit(network, list(network.blocks.values()), settings, seed)
     _run(fit, centre, folder, passes, progress)
     found = _judge(fit, centre, passes, delta, delta_draws, seed, progress)
@@ -384,7 +390,9 @@ def _judge(
 ) -> RiskCertificate:
     """The better of the certificates of the posterior and of the prior itself, which share δ and split δ'."""
     network, half = fit.network, delta_draws / 2
-    size = fit.settings.batch_size if network.by_sample else WEIGHT_BATCH
+    size = fit.settings.batch_size
+    if not network.by_sample:
+        size = min(LARGEST_BATCH, max(SMALLEST_BATCH, fit.n * passes // DRAWS))
     fitted, prices = fit.posterior().rounded()
     own, own_prices = _best_prior(fit).rounded()
     found = []

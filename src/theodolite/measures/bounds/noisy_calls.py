@@ -83,7 +83,7 @@ class NoisyLayer:
 
     `left` (m, m) and `right` (n, r) are the bases, None where coordinates are kept. Where r < n, the remaining directions of the
     input keep the prior: their weights are those of `start`, the weight (m, n) at the centre of the prior, with variance
-    `rest`. `shared`: one draw for all positions of a sample. `known` are its inputs, where they are known beforehand. `recipe` is
+    `rest`. `shared`: one draw for all positions of a sample. `alike`: its inputs are the same for all samples. `known` are its inputs, where they are known beforehand. `recipe` is
     None for an embedding.
     """
 
@@ -95,6 +95,7 @@ class NoisyLayer:
     start: Tensor | None = None
     rest: float = 0.0
     shared: bool = True
+    alike: bool = False
     known: Inputs | None = None
     drawn: Tensor | None = field(default=None, repr=False)  # for the batch at hand, where weights are drawn sample by sample
 
@@ -201,6 +202,8 @@ class NoisyCalls(TorchFunctionMode):
 
     def _called(self, func: Any, layer: NoisyLayer, named: dict[str, Any]) -> Tensor:
         x, bias = named["input"], self._bias(layer, named.get("bias"))
+        if func is F.embedding and x.ndim:
+            x = self._for_each(layer, x)
         if not x.ndim or len(x) != self.samples:
             raise OtherUseError("the first size of its inputs is not the number of samples")
         if func is F.embedding:
@@ -218,6 +221,12 @@ class NoisyCalls(TorchFunctionMode):
         if func is F.linear:
             return z.reshape(*x.shape[:-1], -1)
         return z.transpose(1, 2).reshape(self.samples, -1, *_output_sizes(layer.recipe.module, x))
+
+    def _for_each(self, layer: NoisyLayer, x: Tensor) -> Tensor:
+        """Rows (T,) or (1, T) that are looked up for all samples alike, as positions are, for each of them (B, T)."""
+        if len(x) != self.samples and self.calls is not None and (x.ndim == 1 or (x.ndim == 2 and len(x) == 1)):
+            layer.alike = True
+        return x.reshape(1, -1).expand(self.samples, -1) if layer.alike else x
 
     def _once(self, layer: NoisyLayer, inputs: Inputs, bias: NoisyBias | None) -> Tensor:
         """The only call of a linear layer; a bias in the same basis adds to its mean and variance."""

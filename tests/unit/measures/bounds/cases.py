@@ -66,14 +66,17 @@ class TiedTwice(nn.Module):
 
 
 class Words(nn.Module):
-    """An embedding, a layer at every place, and their mean."""
+    """Embeddings of words and of places, the latter looked up once for all samples, a layer at every place, and their mean."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.words, self.mix, self.head = nn.Embedding(7, 4), nn.Linear(4, 4), nn.Linear(4, 3)
+        self.words, self.places, self.first = nn.Embedding(7, 4), nn.Embedding(6, 4), nn.Embedding(6, 4)
+        self.mix, self.head = nn.Linear(4, 4), nn.Linear(4, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(torch.tanh(self.mix(self.words(x))).mean(1))
+        place = torch.arange(x.shape[1])
+        h = self.words(x) + self.places(place[None]) + self.first(place)
+        return self.head(torch.tanh(self.mix(h)).mean(1))
 
 
 class Normed(nn.Module):

@@ -71,7 +71,7 @@ def certified(repeat: int) -> th.measures.bounds.RiskCertificate:
     if repeat % 2 == 0:
         return th.pac_bayes_bound(th.Problem(model, nn.CrossEntropyLoss(), data), start=start, **how)
     held_out = th.Problem(model, nn.CrossEntropyLoss(), prototypes(300, 5000 + repeat))
-    return th.pac_bayes_bound(held_out, prior="held-out", layer_scales=False, **how)
+    return th.pac_bayes_bound(held_out, prior="held-out", **how)
 
 
 def risk_of(posterior: th.measures.bounds.GaussianPosterior, seed: int) -> tuple[float, float]:
