@@ -36,7 +36,9 @@ def test_the_page_of_a_split(tmp_path):
 
 def test_where_the_prior_wins_the_page_has_the_fitted_posterior_too(tmp_path):
     ours = risk_certificate(5000, 10_000, 0.0, 1000)
-    theirs = replace(risk_certificate(4000, 10_000, 400.0, 1000), trace=({"epoch": 1, "error": 0.4, "kl": 400.0, "objective": 0.9},))
+    theirs = replace(
+        risk_certificate(4000, 10_000, 400.0, 1000), trace=({"epoch": 1, "error": 0.4, "kl": 400.0, "objective": 0.9},)
+    )
     page, _ = write_bound(replace(ours, prior_value=ours.value, fitted=theirs, trace=theirs.trace), tmp_path / "index.html")
     text = page.read_text(encoding="utf-8")
     assert f"the fitted posterior, at {100 * theirs.value:.3g} %, says less" in text

@@ -38,7 +38,7 @@ def bound(
     ] = None,
     trained_on: Annotated[
         str | None,
-        typer.Option(help="With --held-out: the training data, the same words; default: the other part of --data. None may be shared."),
+        typer.Option(help="With --held-out: the training data, the same words; default: the other part of --data."),
     ] = None,
     loss: Loss = None,
     samples: Samples = None,
@@ -177,5 +177,5 @@ def _numbers(found: Any) -> dict[str, Any]:
         "trained_on"
     )
     numbers = {name: getattr(found, name) for name in names.split()}
-    fitted = found.fitted and {name: getattr(found.fitted, name) for name in "value empirical empirical_upper kl".split()}
+    fitted = found.fitted and {name: getattr(found.fitted, name) for name in ("value", "empirical", "empirical_upper", "kl")}
     return {**numbers, "fitted": fitted, "seconds": found.cost.seconds, "trace": [dict(row) for row in found.trace]}

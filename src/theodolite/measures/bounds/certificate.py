@@ -44,7 +44,7 @@ PriorKind = Literal["start", "held-out", "split"]
 FEWEST_SAMPLES = 50
 #: Samples of a batch where ten steps an epoch would take fewer.
 FEWEST_IN_BATCH = 32
-#: Where one network is drawn for a batch, which is one draw only: draws that are aimed at, and samples of a batch at least and most.
+#: Where one network is drawn for a batch, which is one draw: draws that are aimed at, and the fewest and most samples of one.
 DRAWS, SMALLEST_BATCH, LARGEST_BATCH = 2000, 10, 100
 #: Nats that a prior variance costs, about: j = 900.
 PRICE = 14.0
@@ -112,9 +112,8 @@ class RiskCertificate(Result):
         if self.no_better_than_guessing:
             said += f", which is no better than always naming the commonest class ({100 * self.guessing:.3g} %)"
         if self.held_out is not None and self.held_out < self.value:
-            said += (
-                f"; the model without noise is wrong on at most {100 * self.held_out:.3g} %, by counting errors on held-out samples"
-            )
+            counted = f"{100 * self.held_out:.3g} %, by counting errors on held-out samples"
+            said += f"; the model without noise is wrong on at most {counted}"
         return f"{said}."
 
 
@@ -358,7 +357,9 @@ def _refuse_shared(problem: Problem, prior: str, test: Problem | None, trained_o
         trained_on, problem, "{shared} of the {of} samples of the data were trained on, so that they certify nothing here."
     )
     if test is not None:
-        refuse_overlap(trained_on, test, "{shared} of the {of} samples of test were trained on: a bound from them would not be one.")
+        refuse_overlap(
+            trained_on, test, "{shared} of the {of} samples of test were trained on: a bound from them would not be one."
+        )
 
 
 # Fitting, with what is kept on disk

@@ -83,8 +83,8 @@ class NoisyLayer:
 
     `left` (m, m) and `right` (n, r) are the bases, None where coordinates are kept. Where r < n, the remaining directions of the
     input keep the prior: their weights are those of `start`, the weight (m, n) at the centre of the prior, with variance
-    `rest`. `shared`: one draw for all positions of a sample. `alike`: its inputs are the same for all samples. `known` are its inputs, where they are known beforehand. `recipe` is
-    None for an embedding.
+    `rest`. `shared`: one draw for all positions of a sample. `alike`: its inputs are the same for all samples. `known` are its
+    inputs, where they are known beforehand. `recipe` is None for an embedding.
     """
 
     recipe: AffineLayer | None

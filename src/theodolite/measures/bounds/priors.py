@@ -185,7 +185,7 @@ def _split(
 
 
 def _begin(copy: Problem, start: Any, seed: int) -> None:
-    """The weights from which the training of a split begins: nothing of the model's own is left, which may have seen the samples."""
+    """The weights from which a split is trained: nothing of the model's own is left, which may have seen the samples."""
     if start is None:
         if why := cannot_restart(copy.model):
             raise ArgumentError(f"start is missing: {why}. Give the weights from which training begins.")
@@ -213,7 +213,9 @@ def _halves(problem: Problem, share: float, seed: int) -> tuple[Problem, Problem
     return problem.with_batches(parts[0]), problem.with_batches(parts[1])
 
 
-def _train(copy: Problem, mine: Problem, recipe: Callable[[nn.Module, Any], None] | None, seed: int, progress: bool | None) -> None:
+def _train(
+    copy: Problem, mine: Problem, recipe: Callable[[nn.Module, Any], None] | None, seed: int, progress: bool | None
+) -> None:
     """Train the copy on its part of the data."""
     if recipe is None:
         _usual_recipe(mine, seed, progress)

@@ -153,7 +153,7 @@ def test_a_split_begins_with_nothing_of_the_trained_model(case):
     parameters = {name: value for name, value in start.items() if name in dict(model.named_parameters())}
     th.pac_bayes_bound(problem, prior="split", start=parameters, **how)
     assert not seen[1]["1.running_mean"].any()
-    with pytest.raises(ArgumentError, match="start lacks the parameter 1.weight"):
+    with pytest.raises(ArgumentError, match=r"start lacks the parameter 1\.weight"):
         th.pac_bayes_bound(problem, prior="split", start={k: v for k, v in start.items() if k != "1.weight"}, **how)
 
 
