@@ -160,7 +160,8 @@ def _without_rounding(matrix: Tensor, precision: torch.dtype) -> Tensor:
     """The matrix without the eigenvalues that are rounding errors of the outputs that it was made from."""
     values, vectors = torch.linalg.eigh(matrix.double())
     real = values > ROUNDING * torch.finfo(precision).eps * values[-1]
-    return (vectors[:, real] * values[real]) @ vectors[:, real].T
+    found: Tensor = (vectors[:, real] * values[real]) @ vectors[:, real].T
+    return found
 
 
 def _descending(matrix: Tensor) -> tuple[Tensor, Tensor]:

@@ -37,7 +37,6 @@ from theodolite.problem.arguments import a_problem
 from theodolite.problem.batches import fingerprint
 from theodolite.progress import counting
 from theodolite.results import Cost, Outcome, Result, Row
-from theodolite.text import number
 
 PriorKind = Literal["start", "held-out", "split"]
 #: Fewer samples certify nothing.
@@ -104,7 +103,7 @@ class RiskCertificate(Result):
     def sentence(self) -> str:
         percent, sure = f"{100 * self.value:.3g} %", f"{100 * self.confidence:.4g} %"
         if self.vacuous:
-            return f"Vacuous: nothing can be said about new data from {number(self.n)} samples with this prior."
+            return f"Vacuous: nothing can be said about new data from {self.n} samples with this prior."
         drawn = "the posterior"
         if self.fitted is not None:
             drawn = f"the prior (the fitted posterior, at {100 * self.fitted.value:.3g} %, says less)"
