@@ -79,7 +79,7 @@ def test_what_was_trained_on_is_compared(files, capsys):
     assert "90 of the 90 samples of the data were trained on" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("kind", ["start", "split"])
+@pytest.mark.parametrize("kind", [pytest.param("start", marks=pytest.mark.long), "split"])
 def test_a_killed_fit_goes_on_to_the_same_certificate(kind, files, capsys, monkeypatch, tmp_path):
     from theodolite.measures.bounds import checkpoints
 
