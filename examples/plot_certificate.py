@@ -64,7 +64,7 @@ plt.show()
 # ----------------
 # Around the trained weights, on samples that were held out; and around weights that are trained here on one half of the data.
 
-held_out = th.pac_bayes_bound(problem.on(test), prior="held-out", layer_scales=False)
+held_out = th.pac_bayes_bound(problem.on(test), prior="held-out", trained_on=problem)
 split = th.pac_bayes_bound(problem, prior="split")
 for name, one in (("start", found), ("held-out", held_out), ("split", split)):
     print(f"{name}: at most {100 * one.value:.1f} % with noise in the weights, {one.kl:.0f} nats on {one.n} samples")

@@ -242,6 +242,8 @@ BASELINES: dict[str, Callable[[], Arguments]] = {
         "batch_size": 30, "passes": 1, "rank": 1, "delta": 0.025, "delta_draws": 0.01, "seed": 0},
     "pac_bayes_bound#split": lambda: {"problem": certified().on((numbers(120, 2), torch.arange(120) % 2)), "prior": "split",
         "split": 0.5, "recipe": lambda model, data: None, "epochs": 1, "passes": 1, "test": certified()},
+    "pac_bayes_bound#held-out": lambda: {"problem": certified(), "prior": "held-out", "epochs": 1, "passes": 1,
+        "trained_on": certified().on((numbers(120, 2), torch.arange(120) % 2))},
     "risk_certificate": lambda: {"errors": 10.0, "draws": 1000, "kl": 5.0, "n": 500, "penalty": 1.0, "delta": 0.025,
         "delta_draws": 0.01, "guessing": 0.5},
     "held_out_bound": lambda: {"errors": 3, "n": 100, "delta": 0.05},

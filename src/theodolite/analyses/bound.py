@@ -14,14 +14,13 @@ from theodolite.analyses.page import write_analysis
 from theodolite.instruments.data.certificate import SOURCE, certificate_findings, fit_work, percent
 from theodolite.instruments.timings import quickest
 from theodolite.measures.bounds import RiskCertificate
+from theodolite.measures.bounds.priors import RECIPE_BATCH, recipe_steps
 from theodolite.problem import Problem
 from theodolite.report import Answer, Section
 from theodolite.results import Finding, Severity
 
 #: Samples on which a gradient is timed.
 TIMED = 1000
-#: Epochs of the training that comes before a split is certified.
-TRAINING_EPOCHS = 20
 #: What a fit takes at least: fewer epochs or passes are not worth their time.
 FEWEST_EPOCHS, FEWEST_PASSES = 2, 1
 
@@ -65,13 +64,27 @@ def within(budget: float | None, problem: Problem, *, split: float | None, epoch
     began = time.perf_counter()
     gradient = seconds_of_gradient(problem)
     certified = 1.0 if split is None else 1 - split
-    training = 0.0 if split is None else TRAINING_EPOCHS * split * gradient
+    trained = round((split or 0.0) * problem.samples)
+    training = recipe_steps(trained) * RECIPE_BATCH / problem.samples * gradient if trained else 0.0
     left = budget - training - (time.perf_counter() - began)
     fewer = scaled_to(left, round(certified * problem.samples), certified * gradient, epochs=epochs, passes=passes)
     if fewer == (epochs, passes):
         return epochs, passes, ""
-    said = f"The budget of {budget:g} s pays for {fewer[0]} of {epochs} epochs and {fewer[1]} of {passes} passes of draws"
-    return *fewer, f"{said}: the bound holds all the same, and is looser than it could be."
+    return *fewer, _said(f"The budget of {budget:g} s pays for", fewer, epochs, passes)
+
+
+def going_on(length: tuple[int, int], *, epochs: int, passes: int) -> tuple[int, int, str]:
+    """The same of a fit that goes on: it is as long as it was meant to be.
+
+    >>> going_on((20, 10), epochs=20, passes=10)
+    (20, 10, '')
+    """
+    return *length, "" if length == (epochs, passes) else _said("The fit that was broken off is for", length, epochs, passes)
+
+
+def _said(who: str, fewer: tuple[int, int], epochs: int, passes: int) -> str:
+    said = f"{who} {fewer[0]} of {epochs} epochs and {fewer[1]} of {passes} passes of draws"
+    return f"{said}: the bound holds all the same, and is looser than it could be."
 
 
 def bound_findings(found: RiskCertificate) -> list[Finding]:
@@ -126,6 +139,8 @@ def _facts(found: RiskCertificate) -> dict[str, str]:
 def _bound_section(found: RiskCertificate) -> Section:
     rows = [{"form": row["form"], "error rate at most": row["bound"]} for row in found.rows()]
     rows.append({"form": "maurer, of the prior itself", "error rate at most": found.prior_value})
+    if found.fitted is not None:
+        rows.append({"form": "maurer, of the fitted posterior", "error rate at most": found.fitted.value})
     if found.held_out is not None:
         rows.append({"form": "binomial, without noise, held out", "error rate at most": found.held_out})
     return Section(
@@ -157,12 +172,25 @@ def _fit_sections(found: RiskCertificate) -> list[Section]:
             question="Would a longer fit give a better bound?",
             sentence=(
                 f"After {len(found.trace)} epochs the bound that was fitted came to {last['objective']:.3g}, from "
-                f"{first['objective']:.3g} after the first one."
+                f"{first['objective']:.3g} after the first one.{_beaten(found)}"
             ),
             rows=[dict(row) for row in found.trace],
-            how="Descent on the bound itself, with a smooth error rate (a running mean over batches) and the exact divergence.",
+            how=(
+                "Descent on the bound itself, with a smooth error rate (a running mean over batches) and the exact divergence. What "
+                "is certified is higher: it pays for the choice of the prior's variances and for the number of draws as well."
+            ),
         )
     ]
+
+
+def _beaten(found: RiskCertificate) -> str:
+    """What came of a fit that the prior beats."""
+    if found.fitted is None:
+        return ""
+    return (
+        f" Its certificate is {percent(found.fitted.value)} ({percent(found.fitted.empirical)} of the draws were wrong, "
+        f"{found.fitted.kl:.4g} nats from the prior): more than the prior's own, which is what is certified."
+    )
 
 
 def _posterior_sections(found: RiskCertificate) -> list[Section]:

@@ -53,9 +53,9 @@ def plot_certificate(certificate: RiskCertificate, *, title: str | None = None, 
 def error_rates(certificate: RiskCertificate) -> list[Row]:
     """The error rates of a certificate, as far as they are known: of which network, what it is, and of which kind."""
     known = [
-        ("without noise", certificate.mean_error, COUNTED),
+        ("mean weights", certificate.mean_error, COUNTED),
         ("drawn weights", certificate.empirical, COUNTED),
-        ("without noise", certificate.held_out, BOUND),
+        ("model without noise", certificate.held_out, BOUND),
         ("drawn weights", certificate.value, BOUND),
     ]
     return [{"network": name, "rate": rate, "kind": kind} for name, rate, kind in known if rate is not None]

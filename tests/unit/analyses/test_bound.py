@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -30,6 +32,18 @@ def test_the_page_of_a_split(tmp_path):
     assert "&lt;b&gt;net" in text
     assert "centre of the prior" in text
     assert "prior unknown" not in [finding.label for finding in findings]  # the split was made here
+
+
+def test_where_the_prior_wins_the_page_has_the_fitted_posterior_too(tmp_path):
+    ours = risk_certificate(5000, 10_000, 0.0, 1000)
+    theirs = replace(
+        risk_certificate(4000, 10_000, 400.0, 1000), trace=({"epoch": 1, "error": 0.4, "kl": 400.0, "objective": 0.9},)
+    )
+    page, _ = write_bound(replace(ours, prior_value=ours.value, fitted=theirs, trace=theirs.trace), tmp_path / "index.html")
+    text = page.read_text(encoding="utf-8")
+    assert f"the fitted posterior, at {100 * theirs.value:.3g} %, says less" in text
+    assert "maurer, of the fitted posterior" in text
+    assert f"Its certificate is {100 * theirs.value:.3g} % (40 % of the draws were wrong, 400 nats from the prior)" in text
 
 
 def test_a_certificate_from_its_numbers_has_a_page_too(tmp_path):

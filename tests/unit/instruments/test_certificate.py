@@ -43,6 +43,7 @@ class TestCertificate(InstrumentContract):
         assert found["certified"].severity is Severity.GOOD
         assert 0 < found["certified"].value < 0.25
         assert "400 samples" in found["prior unknown"].sentence
+        assert "None of them is among the 200 samples that it was trained on" in found["prior unknown"].sentence
 
 
 def test_without_validation_data_it_says_what_to_do():
@@ -60,6 +61,14 @@ def test_a_network_that_is_wrong_is_not_certified():
     labels = [finding.label for finding in Certificate().findings(context, result)]
     assert "certified" not in labels
     assert result.value > 0.9
+
+
+def test_validation_samples_that_were_trained_on_certify_nothing():
+    context = planted()
+    mixed = context.problem.on(tuple(torch.cat(pair) for pair in zip(separable(200, 0), separable(200, 1), strict=True)))
+    said = th.survey(context.problem, valid=mixed, only=["certificate"], lr=0.1, progress=False)
+    assert "certificate" not in said.results
+    assert any("200 of the 400 samples of the data were trained on" in str(row) for row in said.plan)
 
 
 def test_it_takes_part_when_asked_or_in_a_deep_survey():

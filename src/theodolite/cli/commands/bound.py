@@ -36,12 +36,18 @@ def bound(
         str | None,
         typer.Option(help="Test data, the same words; default: the test part of --data. They bound the network without noise."),
     ] = None,
+    trained_on: Annotated[
+        str | None,
+        typer.Option(help="With --held-out: the training data, the same words; default: the other part of --data."),
+    ] = None,
     loss: Loss = None,
     samples: Samples = None,
     budget: Annotated[
         str, typer.Option(help="Time allowed, such as 60 or 5m, or none: the fit is made shorter to keep it.")
     ] = "none",
-    out: Annotated[Path, typer.Option(help="Folder for the page.")] = Path("bound"),
+    out: Annotated[Path, typer.Option(help="Folder for the page, and for the fit under way.")] = Path("bound"),
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the fit in the folder that was broken off.")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Do a fit that was broken off anew.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Findings and numbers as JSON on the standard output.")] = False,
     seed: Seed = 0,
 ) -> None:
@@ -49,27 +55,38 @@ def bound(
 
     One of --start, --held-out and --split says where the prior comes from. Exit code 1 if the bound is vacuous.
     """
-    from theodolite.analyses.bound import within, write_bound
+    from theodolite.analyses.bound import going_on, within, write_bound
     from theodolite.instruments.survey_run import seconds_of
     from theodolite.measures.bounds import pac_bayes_bound
+    from theodolite.measures.bounds.checkpoints import fit_length, forget_fit
     from theodolite.problem import Problem
 
     kind = _prior(start, held_out, split, weights)
+    if trained_on is not None and kind != "held-out":
+        raise ValueError("--trained-on belongs to --held-out: with --start and --split the data may be the training data.")
     allowed = None if budget == "none" else seconds_of(budget)
     check_folder(out)
-    subject, tests, notes = _subjects(kind, model, data, test, loss, weights, samples, seed)
+    folder = _folder(out, resume=resume, fresh=fresh)
+    subject, tests, trained, notes = _subjects(kind, model, data, test, trained_on, loss, weights, samples, seed)
     problem = subject.problem or Problem(subject.model, subject.loss, subject.data)
     given: dict[str, Any] = {"prior": kind, "test": None if tests is None else problem.on(tests.data), "seed": seed}
+    given["trained_on"] = None if trained is None else problem.on(trained.data)
     if start is not None:
         given["start"] = _weights_before(start, subject)
     if split is not None:
         given["split"] = split
-    epochs, passes, shorter = within(allowed, problem, split=split, epochs=EPOCHS, passes=PASSES)
-    with exit_when_interrupted("Interrupted; nothing was certified."):
-        found = pac_bayes_bound(problem, epochs=epochs, passes=passes, layer_scales=kind != "held-out", **given)
+    with exit_when_interrupted("Interrupted. The fit is kept; the same command with --resume goes on."):
+        length = fit_length(folder)
+        if length is None:
+            epochs, passes, shorter = within(allowed, problem, split=split, epochs=EPOCHS, passes=PASSES)
+        else:
+            epochs, passes, shorter = going_on(length, epochs=EPOCHS, passes=PASSES)
+        given |= {"epochs": epochs, "passes": passes}
+        found = pac_bayes_bound(problem, **given, checkpoint=folder, resume=True)
         notes = [*subject.notes, *notes, *([shorter] if shorter else [])]
         facts = with_notes({**subject.facts, "test data": "none" if tests is None else tests.facts.get("data", "")}, notes)
         page, findings = write_bound(found, out / "index.html", name=subject.name, facts=facts)
+        forget_fit(folder)
     everything = {
         "verdict": found.sentence(),
         "vacuous": found.vacuous,
@@ -81,6 +98,22 @@ def bound(
     lines = [finding for finding in findings if finding.sentence != found.sentence()]
     show(as_json, everything, found.sentence(), *lines, *notes, f"The page is {page}")
     raise typer.Exit(1 if found.vacuous else 0)
+
+
+def _folder(out: Path, *, resume: bool, fresh: bool) -> Path:
+    """Where the fit is kept while it is under way; a finished one leaves nothing behind."""
+    from theodolite.measures.bounds.checkpoints import forget_fit, holds_fit
+
+    folder = out / "fit"
+    if resume and fresh:
+        raise ValueError("--fresh does the fit anew, --resume goes on with it: choose one of them.")
+    if fresh:
+        forget_fit(folder)
+    if holds_fit(folder) and not resume:
+        raise ValueError(
+            f"{folder} holds a fit that was broken off. Go on with it by --resume, do it anew by --fresh, or give another --out."
+        )
+    return folder
 
 
 def _prior(start: Path | None, held_out: bool, split: float | None, weights: Path | None) -> str:
@@ -102,31 +135,32 @@ def _subjects(
     model: str,
     data: str | None,
     test: str | None,
+    trained_on: str | None,
     loss: str | None,
     weights: Path | None,
     samples: int | None,
     seed: int,
-) -> tuple[Subject, Subject | None, list[str]]:
-    """What is certified, the test data, and what the user must know of them.
+) -> tuple[Subject, Subject | None, Subject | None, list[str]]:
+    """What is certified, the test data, what was trained on, and what the user must know of them.
 
     Held-out samples are the test part of the data where they have one: the other part is what networks are trained on.
     """
     from theodolite.cli.loading.datasets import NoTestPartError
     from theodolite.cli.loading.subject import load_subject, load_test_part
 
-    def load(word: str | None, part: Part = "train") -> Subject:
-        return load_subject(
-            model, word, loss, checkpoint=weights, samples=samples, seed=seed, part=part, everything=samples is None
-        )
+    def load(word: str | None, part: Part = "train", most: int | None = samples) -> Subject:
+        return load_subject(model, word, loss, checkpoint=weights, samples=most, seed=seed, part=part, everything=most is None)
 
     if kind != "held-out":
-        return load(data), load_test_part(load, test, data), []
+        return load(data), load_test_part(load, test, data), None, []
     tests = None if test is None else load_test_part(load, test, data)
+    trained = None if trained_on is None else load(trained_on, most=None)
     try:
         subject = load(data, "test")
-        return subject, tests, ["What is certified is the test part of the data: the other part is for training."]
     except NoTestPartError:
-        return load(data), tests, []
+        return load(data), tests, trained, []
+    said = "What is certified is the test part of the data: the other part is for training."
+    return subject, tests, trained or load(data, most=None), [said]
 
 
 def _weights_before(file: Path, subject: Subject) -> dict[str, Any]:
@@ -139,7 +173,9 @@ def _weights_before(file: Path, subject: Subject) -> dict[str, Any]:
 
 def _numbers(found: Any) -> dict[str, Any]:
     names = (
-        "value confidence empirical empirical_upper kl n draws bounds prior_value guessing prior held_out mean_error start_hash"
+        "value confidence empirical empirical_upper kl n draws bounds prior_value guessing prior held_out mean_error start_hash "
+        "trained_on"
     )
     numbers = {name: getattr(found, name) for name in names.split()}
-    return {**numbers, "seconds": found.cost.seconds, "trace": [dict(row) for row in found.trace]}
+    fitted = found.fitted and {name: getattr(found.fitted, name) for name in ("value", "empirical", "empirical_upper", "kl")}
+    return {**numbers, "fitted": fitted, "seconds": found.cost.seconds, "trace": [dict(row) for row in found.trace]}

@@ -34,7 +34,7 @@ class Setup:
 
     `data` is a name of `theodolite.data`, or "synthetic"; with 2 `classes` the first half of the classes stands against the
     second (digits 0 to 4 against 5 to 9, "MNIST-2"). `samples` is how many are taken at most, `side` what images are averaged
-    down to, `labels` are "true" or "random".
+    down to, `labels` are "true" or "random". Of generated data at least so many `fresh` samples are drawn beside.
     """
 
     network: str
@@ -47,6 +47,7 @@ class Setup:
     rate: float = 0.01
     momentum: float = 0.9
     batch: int = 128
+    fresh: int = FRESH
 
     @property
     def title(self) -> str:
@@ -99,7 +100,7 @@ def data_of(setup: Setup, seed: int) -> Parts:
 
 def _generated(setup: Setup, seed: int) -> Parts:
     n = setup.samples
-    x, y = prototypes(n + max(n, FRESH), seed)
+    x, y = prototypes(n + max(n, setup.fresh), seed)
     return Parts(x[:n], y[:n], x[n:], y[n:])
 
 

@@ -13,7 +13,6 @@ from theodolite.measures.bounds.certificate import FEWEST_SAMPLES
 from theodolite.measures.data_audit.views import labels_of
 from theodolite.problem import Problem
 from theodolite.results import Finding, Severity
-from theodolite.text import number
 
 SOURCE = "Maurer (2004); Dziugaite and Roy (2017); Wu, Zhu and others (2020): PAC-Bayes bounds with curved posteriors."
 #: Gradients of the same samples that a step of the fit takes, and a pass of draws; two posteriors are drawn from.
@@ -56,7 +55,12 @@ def certificate_findings(result: RiskCertificate, found: Callable[..., Finding])
         )
         said.append(found(Severity.NOTE, text, "held-out bound tighter", quantity="binomial bound", value=result.held_out))
     if result.prior in _CONDITIONS:
-        said.append(found(Severity.NOTE, _CONDITIONS[result.prior].format(n=number(result.n)), "prior unknown"))
+        condition, remedy = _CONDITIONS[result.prior].format(n=result.n), ""
+        if result.trained_on:
+            condition += f" None of them is among the {result.trained_on} samples that it was trained on."
+        elif result.prior == "held-out":
+            remedy = "Give the training data (trained_on=, --trained-on): shared samples are refused."
+        said.append(found(Severity.NOTE, condition, "prior unknown", **({"advice": remedy} if remedy else {})))
     return said
 
 
@@ -118,4 +122,4 @@ class Certificate(Instrument):
 def certificate_of(valid: Problem, problem: Problem, **settings: Any) -> RiskCertificate:
     """The certificate of the model that `problem` holds, on data that it was not trained on."""
     same = valid if valid.model is problem.model else valid.with_model(problem.model)
-    return pac_bayes_bound(same, prior="held-out", layer_scales=False, progress=False, **settings)
+    return pac_bayes_bound(same, prior="held-out", trained_on=problem, progress=False, **settings)

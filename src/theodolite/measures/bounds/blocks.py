@@ -24,6 +24,8 @@ Refresh = Literal["iter", "once", "weights"]
 FACTOR_SAMPLES = 4000
 #: Inputs of a layer with so many times fewer outputs keep their coordinates: turning them would cost more than the layer itself.
 WIDE = 50
+#: Eigenvalues below so many roundings of the largest are no more than that.
+ROUNDING = 10.0
 #: Weights of exactly zero count as this share of the layer's root mean square.
 _LEAST_WEIGHT = 1e-3
 
@@ -139,7 +141,7 @@ def weight_product_bases(
     the loss has are determined; the others are completed from those `before`, so that they do not jump.
     """
     names, weights, _ = firing_rates(problem, list(factors))
-    curvature = factors[names[-1]].output.double().cpu()
+    curvature = _without_rounding(factors[names[-1]].output, problem.parameters[0].dtype).cpu()
     found = {names[-1]: _descending(factors[names[-1]].output)}
     for place, name in enumerate(names[:-1]):
         product = weight_product(weights[place + 1 :])
@@ -152,6 +154,14 @@ def weight_product_bases(
         found[name] = tau, torch.cat([sharp, torch.linalg.qr(rest)[0]], 1)
     like = factors[names[0]].output
     return {name: (tau.to(like), left.to(like)) for name, (tau, left) in found.items()}
+
+
+def _without_rounding(matrix: Tensor, precision: torch.dtype) -> Tensor:
+    """The matrix without the eigenvalues that are rounding errors of the outputs that it was made from."""
+    values, vectors = torch.linalg.eigh(matrix.double())
+    real = values > ROUNDING * torch.finfo(precision).eps * values[-1]
+    found: Tensor = (vectors[:, real] * values[real]) @ vectors[:, real].T
+    return found
 
 
 def _descending(matrix: Tensor) -> tuple[Tensor, Tensor]:

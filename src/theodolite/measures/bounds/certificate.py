@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from theodolite.arguments import a_function, a_path, checked, count, either, fraction, nonnegative, optional
 from theodolite.arguments import seed as a_seed
 from theodolite.errors import ArgumentError
+from theodolite.measures.bounds import checkpoints
 from theodolite.measures.bounds.blocks import make_blocks
 from theodolite.measures.bounds.calculator import all_bounds, held_out_bound, total
 from theodolite.measures.bounds.fit import Fit, Settings
@@ -36,16 +37,16 @@ from theodolite.problem.arguments import a_problem
 from theodolite.problem.batches import fingerprint
 from theodolite.progress import counting
 from theodolite.results import Cost, Outcome, Result, Row
-from theodolite.text import number
-from theodolite.training.interruption import load_state, save_state
 
 PriorKind = Literal["start", "held-out", "split"]
 #: Fewer samples certify nothing.
 FEWEST_SAMPLES = 50
 #: Samples of a batch where ten steps an epoch would take fewer.
 FEWEST_IN_BATCH = 32
-#: Samples of a batch where one network is drawn for all of it: each batch is one draw only.
-WEIGHT_BATCH = 100
+#: Where one network is drawn for a batch, which is one draw: draws that are aimed at, and the fewest and most samples of one.
+DRAWS, SMALLEST_BATCH, LARGEST_BATCH = 2000, 10, 100
+#: Nats that a prior variance costs, about: j = 900.
+PRICE = 14.0
 #: Variances of the prior that are tried for the prior itself, in units of those of the posterior.
 NARROWER = (1.0, 1e-1, 1e-2, 1e-3, 1e-4, 1e-6)
 
@@ -57,10 +58,11 @@ class RiskCertificate(Result):
     `value` is the bound, `empirical` the error rate of `draws` independent draws on the n samples and `empirical_upper` what it
     is at most; `kl` the divergence in nats, `penalty` the nats that the choice of each prior variance costs, `scales` these
     variances. `bounds` has every form of the bound on the same numbers, `prior_value` that of the prior itself: `value` is never
-    above it.
-    `held_out` is the binomial bound of the network without noise on samples that had no part in it, where there are such: it
-    speaks of another network, and is often tighter. `mean_error` is the error rate without noise on the samples, which nothing
-    here covers. `start_hash` is that of the prior's centre.
+    above it. Where the prior wins, `fitted` is the certificate of the posterior that was fitted, else None.
+    `held_out` is the binomial bound of the model without noise on samples that had no part in it, where there are such: it
+    speaks of another network, by itself as sure as `confidence`, and is often tighter. `mean_error` is the error rate on the
+    samples of the posterior's mean, which nothing here covers. `start_hash` is that of the prior's centre, `trained_on` how many
+    training samples were compared with those that are certified.
     """
 
     value: float
@@ -81,6 +83,8 @@ class RiskCertificate(Result):
     start_hash: str = ""
     trace: tuple[Row, ...] = ()
     posterior: GaussianPosterior | None = None
+    fitted: RiskCertificate | None = None
+    trained_on: int = 0
 
     @property
     def vacuous(self) -> bool:
@@ -99,14 +103,16 @@ class RiskCertificate(Result):
     def sentence(self) -> str:
         percent, sure = f"{100 * self.value:.3g} %", f"{100 * self.confidence:.4g} %"
         if self.vacuous:
-            return f"Vacuous: nothing can be said about new data from {number(self.n)} samples with this prior."
-        said = (
-            f"With {sure} confidence the network, its weights drawn from the posterior, is wrong on at most {percent} of new data"
-        )
+            return f"Vacuous: nothing can be said about new data from {self.n} samples with this prior."
+        drawn = "the posterior"
+        if self.fitted is not None:
+            drawn = f"the prior (the fitted posterior, at {100 * self.fitted.value:.3g} %, says less)"
+        said = f"With {sure} confidence the network, its weights drawn from {drawn}, is wrong on at most {percent} of new data"
         if self.no_better_than_guessing:
             said += f", which is no better than always naming the commonest class ({100 * self.guessing:.3g} %)"
         if self.held_out is not None and self.held_out < self.value:
-            said += f"; without noise it is wrong on at most {100 * self.held_out:.3g} %, by counting errors on held-out samples"
+            counted = f"{100 * self.held_out:.3g} %, by counting errors on held-out samples"
+            said += f"; the model without noise is wrong on at most {counted}"
         return f"{said}."
 
 
@@ -150,8 +156,16 @@ def risk_certificate(
     """
     if errors > draws:
         raise ArgumentError(f"errors must be at most draws = {draws}. Got {errors:g}.")
+    _check_shares(delta, delta_draws)
     drawn = DrawnError(errors / draws, draws)
     return _certificate(drawn, kl, n, {"given": penalty}, {}, delta, delta_draws, guessing=guessing)
+
+
+def _check_shares(delta: float, delta_draws: float) -> None:
+    if delta + delta_draws >= 1:
+        raise ArgumentError(
+            f"delta and delta_draws must come to less than 1: nothing is sure otherwise. Got {delta:g} and {delta_draws:g}."
+        )
 
 
 def _certificate(
@@ -193,6 +207,7 @@ def _certificate(
     delta=fraction,
     delta_draws=fraction,
     test=optional(a_problem),
+    trained_on=optional(a_problem),
     checkpoint=a_path,
     seed=a_seed,
 )
@@ -203,7 +218,7 @@ def pac_bayes_bound(
     start: nn.Module | Mapping[str, Tensor] | None = None,
     posterior: Literal["kronecker", "standard", "isotropic", "low-rank"] = "kronecker",
     refresh: Literal["iter", "once", "weights"] = "iter",
-    layer_scales: bool = True,
+    layer_scales: bool | None = None,
     objective: Literal["kl", "pinsker", "quadratic", "catoni"] = "kl",
     optimizer: Literal["adam", "rmsprop", "sgd"] = "adam",
     init_s: Literal["curvature", "flat", "weights"] = "curvature",
@@ -216,6 +231,7 @@ def pac_bayes_bound(
     delta: float = 0.025,
     delta_draws: float = 0.01,
     test: Problem | None = None,
+    trained_on: Problem | None = None,
     checkpoint: str | PathLike[str] | None = None,
     resume: bool = False,
     seed: int = 0,
@@ -231,16 +247,19 @@ def pac_bayes_bound(
         posterior: along which axes weights vary: the eigenvectors of each layer's Kronecker factors, the weights themselves, all
             weights of a layer alike, or alike but for the fifty sharpest axes.
         refresh: when axes are found anew: every few epochs, once, or every few epochs from products of the weights.
-        layer_scales: a prior variance for each layer, else one for all.
+        layer_scales: a prior variance for each layer, else one for all, which costs less where there are many layers and few
+            samples. None: for each with `"start"`, and where a thousandth of the samples pays for it.
         objective: what the fit minimises; the certificate is always Maurer's form.
         init_s: where the variances begin: by curvature, all at the prior's, or at the size of the weights.
         batch_size: of the fit; smaller where the data would give fewer than ten batches.
         passes: how often the data are drawn on for the certificate.
         rank: directions of each layer's input that may leave the prior, None for all. Fewer are faster.
-        recipe: `recipe(model, data)` trains in place, for `"split"`; by default Adam for 20 epochs.
+        recipe: `recipe(model, data)` trains in place, for `"split"`; on a list of batches `(inputs, targets)`; by default
+            Adam for 20 epochs, at least 500 steps.
         delta, delta_draws: how often the bound may be wrong because of the data, and because of the draws.
-        test: the same problem on samples that had no part in anything; they bound the network without noise.
-        checkpoint, resume: a folder that keeps the fit after each epoch, and whether to go on from it.
+        test: the same problem on samples that had no part in anything; they bound the model without noise.
+        trained_on: with `"held-out"`, the same problem on the samples that the model was trained on: shared ones are refused.
+        checkpoint, resume: a folder that keeps what a split trained and the fit after each epoch, and whether to go on from it.
 
     Returns:
         The `RiskCertificate`; `value` is the bound.
@@ -256,11 +275,19 @@ def pac_bayes_bound(
     """
     began = time.perf_counter()
     _check_choices(prior, posterior, refresh, objective, optimizer, init_s)
-    _check_problem(problem)
-    centre = find_prior(problem, prior, start, split=split, recipe=recipe, seed=seed, progress=progress)
+    _check_shares(delta, delta_draws)
+    _check_problem(problem, split if prior == "split" else 0.0)
+    _refuse_shared(problem, prior, test, trained_on)
+    folder = None if checkpoint is None else Path(checkpoint)
+    if folder is not None and not resume and checkpoints.holds_fit(folder):
+        raise ArgumentError(f"checkpoint: {folder} holds a fit. Pass resume=True to go on with it, or another folder.")
+    how: dict[str, Any] = {"split": split, "recipe": recipe, "seed": seed, "progress": progress}
+    centre = find_prior(problem, prior, start, folder=folder, **how)
     problem = centre.problem
-    if test is not None:
-        refuse_overlap(problem, test)
+    network = NoisyNetwork(problem, Samples(problem), make_blocks(problem, centre.weights, rank=rank))
+    if layer_scales is None:
+        groups = len({block.group for block in network.blocks.values()})
+        layer_scales = prior == "start" or PRICE * groups <= problem.samples / 1000
     settings = Settings(
         basis=posterior,
         refresh=refresh,
@@ -276,12 +303,11 @@ def pac_bayes_bound(
         raise ArgumentError(
             f"rank counts directions of Kronecker factors: it belongs to 'kronecker' and 'low-rank', not {posterior!r}."
         )
-    network = NoisyNetwork(problem, Samples(problem), make_blocks(problem, centre.weights, rank=rank))
     fit = Fit(network, list(network.blocks.values()), settings, seed)
-    folder = None if checkpoint is None else Path(checkpoint)
-    _run(fit, centre, folder, resume=resume, progress=progress)
+    _run(fit, centre, folder, passes, progress)
     found = _judge(fit, centre, passes, delta, delta_draws, seed, progress)
-    return _with_facts(found, fit, centre, test, time.perf_counter() - began, seed)
+    found = _with_facts(found, fit, centre, test, time.perf_counter() - began, seed)
+    return replace(found, trained_on=0 if trained_on is None else trained_on.samples)
 
 
 def _check_choices(prior: str, posterior: str, refresh: str, objective: str, optimizer: str, init_s: str) -> None:
@@ -296,13 +322,15 @@ def _check_choices(prior: str, posterior: str, refresh: str, objective: str, opt
         either(name, value, choices)
 
 
-def _check_problem(problem: Problem) -> None:
+def _check_problem(problem: Problem, trained_share: float) -> None:
     """Raise unless every sample has one label, samples are enough and independent, and the network is a function."""
     problem.check_repeatable()
     problem.refuse_batch_coupling("A certificate")
     problem.refuse_cutting("A certificate")
-    if problem.samples < FEWEST_SAMPLES:
-        raise ValueError(f"data: a certificate needs {FEWEST_SAMPLES} samples or more. Got {problem.samples}.")
+    left = problem.samples - round(trained_share * problem.samples)
+    if left < FEWEST_SAMPLES:
+        after = f", of which the split leaves {left}" if trained_share else ""
+        raise ValueError(f"data: a certificate needs {FEWEST_SAMPLES} samples or more. Got {problem.samples}{after}.")
     batch = problem.placed(problem.few(4))
     with problem.session(second=False), torch.no_grad():
         output = problem.output(problem.tensors(problem.leaves(grad=False)), batch, 0)
@@ -316,28 +344,42 @@ def _check_problem(problem: Problem) -> None:
         )
 
 
+def _refuse_shared(problem: Problem, prior: str, test: Problem | None, trained_on: Problem | None) -> None:
+    """Raise where samples that must have had no part in something had one."""
+    if test is not None:
+        refuse_overlap(problem, test, "test holds {shared} of the {of} samples of the data: a bound from them would not be one.")
+    if trained_on is None:
+        return
+    if prior != "held-out":
+        raise ArgumentError(f"trained_on belongs to prior='held-out': for {prior!r} the data may be the training data.")
+    refuse_overlap(
+        trained_on, problem, "{shared} of the {of} samples of the data were trained on, so that they certify nothing here."
+    )
+    if test is not None:
+        refuse_overlap(
+            trained_on, test, "{shared} of the {of} samples of test were trained on: a bound from them would not be one."
+        )
+
+
 # Fitting, with what is kept on disk
 
 
-def _run(fit: Fit, centre: Prior, folder: Path | None, *, resume: bool, progress: bool | None) -> None:
+def _run(fit: Fit, centre: Prior, folder: Path | None, passes: int, progress: bool | None) -> None:
+    """The epochs of the fit that are left."""
     trained = hash_of(dict(zip(fit.problem.names, fit.problem.leaves(grad=False), strict=True)))
     data = [fingerprint(batch) for batch in fit.problem.data]
     identity = {"settings": repr(fit.settings), "start": centre.hash, "trained": trained, "data": data, "seed": fit.seed}
-    if folder is not None:
-        state = load_state(folder)
-        if state is not None and not resume:
-            raise ArgumentError(f"checkpoint: {folder} holds a fit. Pass resume=True to go on with it, or another folder.")
-        if state is not None:
-            if state["identity"] != identity:
-                raise ArgumentError(f"checkpoint: {folder} holds a fit of other data, weights or settings. Give another folder.")
-            fit.restore(state["fit"])
+    state = None if folder is None else checkpoints.kept(folder, checkpoints.FIT, identity)
+    if state is not None:
+        fit.restore(state["fit"])
     with counting("fitting the posterior", progress=progress, total=fit.settings.epochs) as counted:
         counted(fit.epoch)
         while fit.epoch < fit.settings.epochs:
             fit.take_epoch()
             counted(1)
             if folder is not None:
-                save_state(folder, {"identity": identity, "fit": fit.state()})
+                state = {"epochs": fit.settings.epochs, "passes": passes, "fit": fit.state()}
+                checkpoints.keep(folder, checkpoints.FIT, identity, state)
 
 
 # Counting errors
@@ -348,7 +390,9 @@ def _judge(
 ) -> RiskCertificate:
     """The better of the certificates of the posterior and of the prior itself, which share δ and split δ'."""
     network, half = fit.network, delta_draws / 2
-    size = fit.settings.batch_size if network.by_sample else WEIGHT_BATCH
+    size = fit.settings.batch_size
+    if not network.by_sample:
+        size = min(LARGEST_BATCH, max(SMALLEST_BATCH, fit.n * passes // DRAWS))
     fitted, prices = fit.posterior().rounded()
     own, own_prices = _best_prior(fit).rounded()
     found = []
@@ -357,8 +401,8 @@ def _judge(
         kl = candidate.kl() if i == 0 else 0.0
         one = _certificate(drawn, kl, fit.n, penalty, candidate.variances, delta, half, posterior=candidate)
         found.append(replace(one, confidence=1 - delta - delta_draws))
-    best = min(found, key=lambda one: one.value)
-    return replace(best, prior_value=found[1].value, prior=centre.kind)
+    first, second = (replace(one, prior_value=found[1].value, prior=centre.kind) for one in found)
+    return first if first.value <= second.value else replace(second, fitted=first)
 
 
 def _best_prior(fit: Fit) -> GaussianPosterior:
@@ -378,20 +422,19 @@ def _with_facts(
 ) -> RiskCertificate:
     network = fit.network
     assert found.posterior is not None
-    bound, held_out = 1 - found.confidence, None
     mean, guessing = error_at(fit.problem, found.posterior.means())
+    errors, n = 0, 0  # of the model without noise, on all samples that had no part in it
     if centre.kind != "start":
-        held_out = held_out_bound(round(error_at(fit.problem, centre.weights)[0] * fit.n), fit.n, bound)
+        errors, n = round(error_at(fit.problem, centre.weights)[0] * fit.n), fit.n
     if test is not None:
         trained = dict(zip(fit.problem.names, fit.problem.leaves(grad=False), strict=True))
-        n = test.samples
-        errors = round(error_at(test.with_model(fit.problem.model), trained)[0] * n)
-        _refuse_contradiction(found, errors, n)
-        held_out = min(held_out or 1.0, held_out_bound(errors, n, bound))
+        wrong = round(error_at(test.with_model(fit.problem.model), trained)[0] * test.samples)
+        _refuse_contradiction(found, wrong, test.samples)
+        errors, n = errors + wrong, n + test.samples
     route = "weights drawn for each sample" if network.by_sample else f"weights drawn for each batch: {network.why}"
     return replace(
         found,
-        held_out=held_out,
+        held_out=held_out_bound(errors, n, 1 - found.confidence) if n else None,
         mean_error=mean,
         guessing=guessing,
         start_hash=centre.hash,

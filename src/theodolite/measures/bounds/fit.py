@@ -34,6 +34,8 @@ OBJECTIVES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "quadratic": lambda q, b: ((q + b / 2).sqrt() + (b / 2).sqrt()).square(),
     "catoni": lambda q, b: -torch.expm1(-q - b) / (1 - math.exp(-1.0)),
 }
+#: What a mean moves in a step at most, in standard deviations of the prior.
+SHORT = 0.1
 #: Share of the new batch in the running error rate.
 _NEWS = 0.05
 #: Samples on which the first spread is chosen.
@@ -164,17 +166,14 @@ class Fit:
         self.means = {b.name: b.mean.clone().requires_grad_() for b in self.blocks}
         self.spreads = {b.name: b.log_std.clone() for b in self.blocks}
         self.free = {b.name: self._free(b) for b in self.blocks}
-        groups = [
-            {"params": list(self.means.values()), "lr": settings.rate},
-            {"params": list(self.spreads.values()), "lr": settings.rate_of_spread},
-        ]
+        groups = [{"params": [mean], "lr": settings.rate} for mean in self.means.values()]
+        groups.append({"params": list(self.spreads.values()), "lr": settings.rate_of_spread})
         kinds: dict[str, Any] = {
             "adam": lambda g: torch.optim.Adam(g, betas=(0.9, 0.99), fused=True),
             "rmsprop": torch.optim.RMSprop,
             "sgd": lambda g: torch.optim.SGD(g, lr=settings.rate, momentum=0.9),
         }
         self.optimizer = kinds[settings.optimizer](groups)
-        self.rates = [settings.rate, settings.rate_of_spread]
         self.network.set_blocks(self.blocks)
         self.network.keep_inputs(settings.batch_size)
 
@@ -191,9 +190,9 @@ class Fit:
         steps = math.ceil(self.n / settings.batch_size)
         with self.problem.session(second=False):
             for i, (rows, batch) in enumerate(self.network.samples.epoch(settings.batch_size, self.generator)):
-                self._set_rates((self.epoch + i / steps) / settings.epochs)
                 if i % max(10, steps // 10) == 0:
                     slopes = self._slopes()
+                self._set_rates((self.epoch + i / steps) / settings.epochs)
                 self._step(rows, batch, *slopes)
         self.epoch += 1
         kl = self._kl()
@@ -206,9 +205,15 @@ class Fit:
         return turning and self.epoch > 0 and self.epoch % settings.every == 0
 
     def _set_rates(self, done: float) -> None:
-        factor = 0.5 * (1 + math.cos(math.pi * done))
-        for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
-            group["lr"] = rate * max(factor, 0.01)
+        factor = max(0.5 * (1 + math.cos(math.pi * done)), 0.01)
+        for group, block in zip(self.optimizer.param_groups, self.blocks, strict=False):
+            group["lr"] = factor * self._rate(block)
+        self.optimizer.param_groups[-1]["lr"] = factor * self.settings.rate_of_spread
+
+    def _rate(self, block: Block) -> float:
+        """Of the mean. A step of Adam has the size of its rate: where the prior is narrow it must be smaller than that."""
+        rate = self.settings.rate
+        return rate if self.settings.optimizer == "sgd" else min(rate, SHORT * math.sqrt(self.scales[block.group]))
 
     def _step(self, rows: Tensor, batch: Any, by_error: float, by_nat: float) -> None:
         """One step on the bound: the smooth error by autograd, the divergence by its formula."""

@@ -6,6 +6,8 @@ that sample, and costs two products instead of a weight for each sample (local r
 layer that meets a sample at several positions (patches, tokens, several calls) must use one draw at all of them: there the
 coordinates themselves are drawn, sample by sample.
 
+Weights and biases of normalisations are few: they are drawn as they are, sample by sample, and applied to what was normalised.
+
 The calls are met where torch computes them, so that it does not matter which module makes them. A parameter that is used in any
 other way cannot be drawn sample by sample: `OtherUseError`.
 """
@@ -57,7 +59,10 @@ class Inputs:
 
 @dataclass
 class NoisyBias:
-    """Mean and variance (m,) in the basis `left`, and what was drawn (B, m) for the batch at hand."""
+    """Mean and variance (m,) in the basis `left`, and what was drawn (B, m) for the batch at hand.
+
+    The weight of a normalisation is one too: it is drawn as it is, sample by sample, whatever its shape.
+    """
 
     mean: Tensor
     variance: Tensor
@@ -67,7 +72,7 @@ class NoisyBias:
     def draw(self, samples: int, normal: Normal) -> Tensor:
         """One for each sample of the batch, the same at all calls; in the coordinates of the outputs."""
         if self.drawn is None:
-            drawn = self.mean + self.variance.sqrt() * normal((samples, len(self.mean)))
+            drawn = self.mean + self.variance.sqrt() * normal((samples, *self.mean.shape))
             self.drawn = drawn if self.left is None else drawn @ self.left.T
         return self.drawn
 
@@ -78,8 +83,8 @@ class NoisyLayer:
 
     `left` (m, m) and `right` (n, r) are the bases, None where coordinates are kept. Where r < n, the remaining directions of the
     input keep the prior: their weights are those of `start`, the weight (m, n) at the centre of the prior, with variance
-    `rest`. `shared`: one draw for all positions of a sample. `known` are its inputs, where they are known beforehand. `recipe` is
-    None for an embedding.
+    `rest`. `shared`: one draw for all positions of a sample. `alike`: its inputs are the same for all samples. `known` are its
+    inputs, where they are known beforehand. `recipe` is None for an embedding.
     """
 
     recipe: AffineLayer | None
@@ -90,6 +95,7 @@ class NoisyLayer:
     start: Tensor | None = None
     rest: float = 0.0
     shared: bool = True
+    alike: bool = False
     known: Inputs | None = None
     drawn: Tensor | None = field(default=None, repr=False)  # for the batch at hand, where weights are drawn sample by sample
 
@@ -185,6 +191,10 @@ class NoisyCalls(TorchFunctionMode):
                 if self.calls is not None:
                     self.calls.append(NoisyCall(layer, named["input"], found, func is F.linear and named["input"].ndim == 2))
                 return found
+        if func in _NORMS:
+            named = {**dict(zip(_NORMS[func], args, strict=False)), **given}
+            if self._has_placeholder((named.get("weight"), named.get("bias"))):
+                return self._normalised(func, named)
         found = func(*args, **given)
         if isinstance(found, Tensor | tuple | list) and func not in _FACTS and self._has_placeholder((*args, *given.values())):
             raise OtherUseError(f"it is used by {getattr(func, '__name__', func)}")
@@ -192,6 +202,8 @@ class NoisyCalls(TorchFunctionMode):
 
     def _called(self, func: Any, layer: NoisyLayer, named: dict[str, Any]) -> Tensor:
         x, bias = named["input"], self._bias(layer, named.get("bias"))
+        if func is F.embedding and x.ndim:
+            x = self._for_each(layer, x)
         if not x.ndim or len(x) != self.samples:
             raise OtherUseError("the first size of its inputs is not the number of samples")
         if func is F.embedding:
@@ -210,6 +222,12 @@ class NoisyCalls(TorchFunctionMode):
             return z.reshape(*x.shape[:-1], -1)
         return z.transpose(1, 2).reshape(self.samples, -1, *_output_sizes(layer.recipe.module, x))
 
+    def _for_each(self, layer: NoisyLayer, x: Tensor) -> Tensor:
+        """Rows (T,) or (1, T) that are looked up for all samples alike, as positions are, for each of them (B, T)."""
+        if len(x) != self.samples and self.calls is not None and (x.ndim == 1 or (x.ndim == 2 and len(x) == 1)):
+            layer.alike = True
+        return x.reshape(1, -1).expand(self.samples, -1) if layer.alike else x
+
     def _once(self, layer: NoisyLayer, inputs: Inputs, bias: NoisyBias | None) -> Tensor:
         """The only call of a linear layer; a bias in the same basis adds to its mean and variance."""
         if bias is not None and bias.left is not layer.left:
@@ -218,6 +236,23 @@ class NoisyCalls(TorchFunctionMode):
             return layer.at_once(inputs, bias, self._normal)
         self.moments = (*layer.moments(inputs, bias), inputs)
         return layer.outputs(self.moments[0], inputs)
+
+    def _normalised(self, func: Any, named: dict[str, Any]) -> Tensor:
+        """A normalisation without weight and bias, which are then applied sample by sample."""
+        x = named["input"]
+        if not x.ndim or len(x) != self.samples:
+            raise OtherUseError("the first size of its inputs is not the number of samples")
+        found: Tensor = func(**{name: value for name, value in named.items() if name not in ("weight", "bias")})
+        for name, join in (("weight", torch.mul), ("bias", torch.add)):
+            p = named.get(name)
+            if p is None:
+                continue
+            noisy = self.biases.get(id(p))
+            drawn = p[None] if noisy is None else noisy.draw(self.samples, self._normal)
+            last = func in _OVER_LAST  # of the sizes; else channels stand second
+            room = (1,) * (x.ndim - 1 - p.ndim)
+            found = join(found, drawn.reshape(len(drawn), *(room if last else ()), *p.shape, *(() if last else room)))
+        return found
 
     def _bias(self, layer: NoisyLayer, bias: Tensor | None) -> NoisyBias | None:
         """The noise of a bias; one that is not measured has none."""
@@ -257,5 +292,13 @@ _CALLS: dict[Any, tuple[str, ...]] = {
     F.conv2d: ("input", "weight", "bias", "stride", "padding", "dilation", "groups"),
     F.embedding: ("input", "weight"),
 }
+#: Normalisations, by how their arguments are called; and those whose weight has the last sizes of the input.
+_NORMS: dict[Any, tuple[str, ...]] = {
+    F.batch_norm: ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps"),
+    F.group_norm: ("input", "num_groups", "weight", "bias", "eps"),
+    F.layer_norm: ("input", "normalized_shape", "weight", "bias", "eps"),
+    F.rms_norm: ("input", "normalized_shape", "weight", "eps"),
+}
+_OVER_LAST = {F.layer_norm, F.rms_norm}
 #: What asks a tensor for facts that do not depend on its values.
 _FACTS = {Tensor.shape.__get__, Tensor.size}  # type: ignore[attr-defined]

@@ -139,6 +139,7 @@ class NoisyNetwork:
                 output = self._forward(batch, values, torch.Generator().manual_seed(seed), calls=looks[-1]).output
                 if not output.ndim or len(output) != size:
                     raise OtherUseError("the first size of the output is not the number of samples")
+            self._check_means(batch)
         first, again, _ = looks
         for name, layer in self.layers.items():
             mine = [(a, b) for a, b in zip(first, again, strict=True) if a.layer is layer]
@@ -153,6 +154,15 @@ class NoisyNetwork:
             self.last = last.layer
         shared = [name for name, layer in self.layers.items() if layer.shared]
         self.set_blocks([replace(b, rank=None) if b.name in shared else b for b in self.blocks.values()])
+
+    def _check_means(self, batch: Batch) -> None:
+        """Raise where the means of the noisy calls do not make the model's own outputs."""
+        values = {name: (b.mean, torch.zeros_like(b.mean)) for name, b in self.blocks.items()}
+        means = [b.parameter(b.mean if b.right is None else b.beside(1.0).mean) for b in self.blocks.values()]
+        plain = self.problem.output(self.problem.tensors(means), batch, 0, check=False)
+        drawn = self._forward(batch, values, torch.Generator().manual_seed(0)).output
+        if not torch.allclose(drawn, plain, rtol=1e-3, atol=1e-3 * float(plain.abs().max())):
+            raise OtherUseError("with noise in its calls the model gives other outputs")
 
     # Calling
 

@@ -106,7 +106,7 @@ def source_posterior(
     method = entry("preset", preset, PRESETS)
     either("init_s", init_s, ("weights", "flat"))
     own = dict(zip(problem.names, problem.leaves(grad=False), strict=True))
-    start = weights_of(problem, start, own)
+    start = weights_of(start, own)
     steps = _Steps(problem, start, method, optimizer, rate, init_s, delta, samples, seed)
     with counting(preset, progress=progress, total=epochs) as counted:
         for epoch in range(epochs):

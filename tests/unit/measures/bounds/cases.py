@@ -66,22 +66,41 @@ class TiedTwice(nn.Module):
 
 
 class Words(nn.Module):
-    """An embedding, a layer at every place, and their mean."""
+    """Embeddings of words and of places, the latter looked up once for all samples, a layer at every place, and their mean."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.words, self.mix, self.head = nn.Embedding(7, 4), nn.Linear(4, 4), nn.Linear(4, 3)
+        self.words, self.places, self.first = nn.Embedding(7, 4), nn.Embedding(6, 4), nn.Embedding(6, 4)
+        self.mix, self.head = nn.Linear(4, 4), nn.Linear(4, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(torch.tanh(self.mix(self.words(x))).mean(1))
+        place = torch.arange(x.shape[1])
+        h = self.words(x) + self.places(place[None]) + self.first(place)
+        return self.head(torch.tanh(self.mix(h)).mean(1))
 
 
 class Normed(nn.Module):
+    """Normalisations of all kinds; one layer norm is called twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.batch, self.group = nn.Conv2d(1, 4, 3, bias=False), nn.BatchNorm2d(4), nn.GroupNorm(2, 4)
+        self.layer, self.rms, self.head = nn.LayerNorm((6, 6)), nn.RMSNorm(6), nn.Linear(4 * 36, 3)
+        for norm in (self.batch, self.group, self.layer, self.rms):
+            nn.init.normal_(norm.weight, 1.0, 0.3)
+        nn.init.normal_(self.batch.running_mean)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.layer(torch.tanh(self.layer(torch.tanh(self.group(self.batch(self.conv(x)))))))
+        return self.head(self.rms(h).flatten(1))
+
+
+class Scaled(nn.Module):
     """A parameter that is no layer's weight."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.inner, self.norm, self.head = nn.Linear(5, 6), nn.LayerNorm(6), nn.Linear(6, 3)
+        self.inner, self.scale, self.head = nn.Linear(5, 6), nn.Parameter(torch.randn(6)), nn.Linear(6, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(F.relu(self.norm(self.inner(x))))
+        return self.head(F.relu(self.scale * self.inner(x)))

@@ -77,7 +77,7 @@ def test_checks_09_and_10_the_optimum_of_a_quadratic(h, value, s):
 
 
 def test_the_slopes_that_are_written_down_are_those_of_the_divergence():
-    made, start = problem()
+    made, start = problem(double=True)
     net = NoisyNetwork(made, Samples(made), make_blocks(made, start))
     fit = Fit(net, list(net.blocks.values()), Settings(epochs=1), 0)
     by_nat = fit._slopes()[1]
@@ -90,8 +90,8 @@ def test_the_slopes_that_are_written_down_are_those_of_the_divergence():
         variance = (2 * fit.spreads[block.name]).exp().requires_grad_()
         variance.grad = torch.zeros_like(variance)
         fit._add_divergence(block, variance, by_nat)
-        torch.testing.assert_close(fit.means[block.name].grad, expected[0], rtol=1e-4, atol=1e-5 * by_nat / scale)
-        torch.testing.assert_close(fit.spreads[block.name].grad, expected[1], rtol=1e-4, atol=1e-5 * by_nat)
+        torch.testing.assert_close(fit.means[block.name].grad, expected[0], rtol=1e-10, atol=1e-14 * by_nat / scale)
+        torch.testing.assert_close(fit.spreads[block.name].grad, expected[1], rtol=1e-10, atol=1e-14 * by_nat)
 
 
 def test_a_fit_lowers_its_objective_and_new_bases_change_no_network():
@@ -148,7 +148,8 @@ def test_check_16_bases_from_products_of_weights():
     assert float((left.T @ left - torch.eye(12)).norm()) < 1e-6
     assert float(torch.linalg.matrix_norm(range_.T @ left[:, :2], 2)) == pytest.approx(1.0, abs=1e-8)
     assert float((range_.T @ left[:, :2]).square().sum()) / 2 == pytest.approx(1.0, abs=1e-6)
-    assert float(tau[2:].abs().max()) < 1e-6 * float(tau[1])
+    assert float(tau[1]) > 0
+    assert not tau[2:].any()  # three classes know two directions
     again = weight_product_bases(made, factors, {"0": left, **{k: v for k, v in before.items() if k != "0"}})["0"][1].double()
     torch.testing.assert_close((again.T @ left).abs(), torch.eye(12).double(), rtol=0, atol=1e-5)  # the completion does not jump
 
