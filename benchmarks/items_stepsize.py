@@ -12,9 +12,9 @@ from torch import Tensor, nn
 import networks
 from harness import Row, Settings, Work, race, try_row, with_ratios
 from memory import usage
-from theodolite.measures.stepsize.forward import run_forward
-from theodolite.measures.stepsize.reverse import run_reverse
-from theodolite.measures.stepsize.unrolled import Task, Unrolled
+from theodolite.measures.stepsize.meta_gradients.forward import run_forward
+from theodolite.measures.stepsize.meta_gradients.reverse import run_reverse
+from theodolite.measures.stepsize.meta_gradients.unrolled import Task, Unrolled
 
 LOSS = nn.CrossEntropyLoss()
 RATE, MOMENTUM, BATCH = 0.01, 0.9, 128

@@ -14,7 +14,7 @@ import torch
 from theodolite import plots
 from theodolite.analyses.page import Findings, labels, write_analysis
 from theodolite.measures.stepsize import StepSizeChoice
-from theodolite.measures.stepsize.tuning import FACTOR, FRESH, WORDS, values_text
+from theodolite.measures.stepsize.search.tuning import FACTOR, FRESH, WORDS, values_text
 from theodolite.report import Answer, Section
 from theodolite.report.page import Note
 from theodolite.results import Finding, Row

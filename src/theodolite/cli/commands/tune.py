@@ -132,7 +132,7 @@ def _factory(problem: Problem, weights: Path | None) -> tuple[Any, list[str]]:
 def _optimizer(word: str, lr: float | None) -> Any:
     """A name that tuning knows as it is; else a function that makes what the word says."""
     from theodolite.cli.loading.optimizers import make_optimizer
-    from theodolite.measures.stepsize.hyperparameters import OPTIMIZERS
+    from theodolite.measures.stepsize.meta_gradients.hyperparameters import OPTIMIZERS
 
     if word in OPTIMIZERS:
         return word
@@ -151,7 +151,7 @@ def _runs(
 ) -> int | None:
     """Runs of each search within the time allowed; None where all can be taken."""
     from theodolite.analyses.step_size import runs_within
-    from theodolite.measures.stepsize.tuning import SETTINGS, SETTINGS_OF_TWO, fleet_optimizer_of
+    from theodolite.measures.stepsize.search.tuning import SETTINGS, SETTINGS_OF_TWO, fleet_optimizer_of
 
     if allowed is None:
         return None

@@ -16,7 +16,7 @@ from theodolite.experiments.lab.panels import curves, draw_panels
 from theodolite.experiments.query import Query, Value, select, split
 from theodolite.experiments.study import Study
 from theodolite.measures.stepsize import least_squares_curves, least_squares_scores, population_risk
-from theodolite.measures.stepsize.least_squares import RATES, diagonalise, draw_tasks
+from theodolite.measures.stepsize.quadratics.least_squares import RATES, diagonalise, draw_tasks
 from theodolite.results import Row
 
 #: What the rows call the two ways to choose.

@@ -26,7 +26,7 @@ from theodolite.measures.stepsize import (
     population_rates,
     population_risk,
 )
-from theodolite.measures.stepsize.least_squares import LeastSquaresTasks, descend_tasks, diagonalise, train_loss
+from theodolite.measures.stepsize.quadratics.least_squares import LeastSquaresTasks, descend_tasks, diagonalise, train_loss
 from theodolite.results import Row
 
 #: The constant of the proofs.

@@ -14,7 +14,7 @@ from theodolite.experiments.lab.panels import Panel, curves, draw_panels
 from theodolite.experiments.query import Column, Value, select
 from theodolite.experiments.step_size import paper
 from theodolite.experiments.study import InParts, grid
-from theodolite.measures.stepsize.least_squares import diagonalise, draw_tasks
+from theodolite.measures.stepsize.quadratics.least_squares import diagonalise, draw_tasks
 from theodolite.results import Row
 
 

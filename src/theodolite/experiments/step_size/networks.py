@@ -14,8 +14,8 @@ from theodolite.experiments import Figure, at_least, at_most, rows, sizes
 from theodolite.experiments.lab.panels import curves, draw_panels
 from theodolite.experiments.query import select
 from theodolite.experiments.study import Study, grid
-from theodolite.measures.stepsize.meta_gradient import MetaObjective
-from theodolite.measures.stepsize.unrolled import Task
+from theodolite.measures.stepsize.meta_gradients.meta_gradient import MetaObjective
+from theodolite.measures.stepsize.meta_gradients.unrolled import Task
 from theodolite.results import Row
 
 ACTIVATIONS = {"ReLU": nn.ReLU, "GELU": nn.GELU}

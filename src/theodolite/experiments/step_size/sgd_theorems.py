@@ -18,7 +18,7 @@ from theodolite.experiments import at_least, at_most, between, equal, rows, with
 from theodolite.experiments.query import Query, Value
 from theodolite.experiments.step_size import paper
 from theodolite.measures.stepsize import draw_tasks, sgd_risk
-from theodolite.measures.stepsize.least_squares import EigenTasks, diagonalise
+from theodolite.measures.stepsize.quadratics.least_squares import EigenTasks, diagonalise
 from theodolite.results import Row
 
 Job = Mapping[str, Any]

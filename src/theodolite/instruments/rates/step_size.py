@@ -15,7 +15,7 @@ from theodolite.instruments.subset import subset
 from theodolite.measures.dynamics.sweep import joined_data
 from theodolite.measures.kernel.problem_views import measured_copy
 from theodolite.measures.stepsize import MetaGradient, meta_gradient
-from theodolite.measures.stepsize.meta_gradient import EXPLODES
+from theodolite.measures.stepsize.meta_gradients.meta_gradient import EXPLODES
 from theodolite.results import Finding, Severity
 from theodolite.text import number
 

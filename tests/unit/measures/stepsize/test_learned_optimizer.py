@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 import theodolite as th
 from theodolite.measures.stepsize import LearnedOptimizer, OptimizerNetwork
-from theodolite.measures.stepsize.learned_optimizer import (
+from theodolite.measures.stepsize.learned.learned_optimizer import (
     DECAYS,
     SCALES,
     change_of,

@@ -18,7 +18,7 @@ from theodolite.measures.stepsize import (
     population_rates,
     population_risk,
 )
-from theodolite.measures.stepsize.least_squares import (
+from theodolite.measures.stepsize.quadratics.least_squares import (
     LIMIT,
     RATES,
     descend_tasks,

@@ -10,8 +10,8 @@ from torch import nn
 
 import theodolite as th
 from theodolite.errors import ArgumentError, NotRepeatableError
-from theodolite.measures.stepsize.meta_gradient import MetaObjective
-from theodolite.measures.stepsize.unrolled import Task
+from theodolite.measures.stepsize.meta_gradients.meta_gradient import MetaObjective
+from theodolite.measures.stepsize.meta_gradients.unrolled import Task
 from theodolite.testing import ResultContract, model_state, same
 
 from .trainings import MODELS, SETTINGS, as_arguments, data, mlp, trained_score

@@ -15,7 +15,7 @@ from theodolite.data.generators import gaussian_mixture
 from theodolite.measures.stability.training_pairs import read_pool
 from theodolite.measures.stepsize import MetaTraining, OptimizerNetwork, meta_train
 from theodolite.measures.stepsize import meta_training as module
-from theodolite.measures.stepsize.meta_training import Pools, Recipe, Starts, Unroll, _Run, draw_problems, plan_of
+from theodolite.measures.stepsize.learned.meta_training import Pools, Recipe, Starts, Unroll, _Run, draw_problems, plan_of
 from theodolite.results import Outcome
 from theodolite.testing import ResultContract
 

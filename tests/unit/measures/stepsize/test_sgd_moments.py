@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from theodolite.measures.fits import log_log_fit
 from theodolite.measures.stepsize import draw_tasks, sgd_risk
-from theodolite.measures.stepsize.least_squares import LeastSquaresTasks, diagonalise
-from theodolite.measures.stepsize.sgd_moments import _packed, sgd_map
+from theodolite.measures.stepsize.quadratics.least_squares import LeastSquaresTasks, diagonalise
+from theodolite.measures.stepsize.quadratics.sgd_moments import _packed, sgd_map
 from theodolite.testing import ResultContract
 
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.autograd.functional import jvp
 
-from theodolite.measures.stepsize.hyperparameters import read_optimizer
-from theodolite.measures.stepsize.update_rules import AdaptiveMoments, Descent, RootMeanSquare
+from theodolite.measures.stepsize.meta_gradients.hyperparameters import read_optimizer
+from theodolite.measures.stepsize.meta_gradients.update_rules import AdaptiveMoments, Descent, RootMeanSquare
 
 from .trainings import SETTINGS, TORCH, as_arguments
 

@@ -42,6 +42,7 @@ from theodolite.arguments import (
 from theodolite.arguments import seed as a_seed
 from theodolite.errors import ArgumentError
 from theodolite.files import json_check_sum, write_whole
+from theodolite.interrupts import called_within, unbroken
 from theodolite.training.interruption import tensor_check_sums
 
 Normalise = Literal["rms", "standard"]
@@ -338,12 +339,12 @@ class LearnedOptimizer(Optimizer):
         self.network: OptimizerNetwork = network
         super().__init__(params, {"lr": lr, "network": self.network.digest})
 
-    @torch.no_grad()
+    @called_within(torch.no_grad)
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Move all parameters that have a gradient; a `closure` is called first, and its loss returned."""
         loss = None
         if closure is not None:
-            with torch.enable_grad():
+            with unbroken(torch.enable_grad()):
                 loss = closure()
         moving = [(p, group["lr"]) for group in self.param_groups for p in group["params"] if p.grad is not None]
         if any(p.grad.layout is not torch.strided for p, _ in moving):

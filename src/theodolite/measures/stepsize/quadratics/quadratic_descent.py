@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from theodolite.arguments import also_called, checked, count, fraction, positive
-from theodolite.measures.stepsize.quadratic import Quadratic, Spectrum, quadratic_of
+from theodolite.measures.stepsize.quadratics.quadratic import Quadratic, Spectrum, quadratic_of
 from theodolite.problem.arguments import numbers_in
 from theodolite.progress import Advance, counting
 from theodolite.results import Cost, Result, Row, number

@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from theodolite.measures.stepsize.forward import Evaluated, Walk
-from theodolite.measures.stepsize.hyperparameters import Hyperparameters
-from theodolite.measures.stepsize.objectives import Objective, Scaled, score
-from theodolite.measures.stepsize.unrolled import Task
-from theodolite.measures.stepsize.update_rules import AdaptiveMoments, Descent, RootMeanSquare
+from theodolite.measures.stepsize.meta_gradients.forward import Evaluated, Walk
+from theodolite.measures.stepsize.meta_gradients.hyperparameters import Hyperparameters
+from theodolite.measures.stepsize.meta_gradients.objectives import Objective, Scaled, score
+from theodolite.measures.stepsize.meta_gradients.unrolled import Task
+from theodolite.measures.stepsize.meta_gradients.update_rules import AdaptiveMoments, Descent, RootMeanSquare
 from theodolite.training import Fleet
 
 #: A run that diverged counts as one whose loss has grown by this factor.

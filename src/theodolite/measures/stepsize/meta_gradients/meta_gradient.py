@@ -14,12 +14,12 @@ from torch import Tensor
 
 from theodolite.arguments import a_text, also_called, checked, count, each, nonnegative, number_in, one_of, optional, positive
 from theodolite.arguments import seed as a_seed
-from theodolite.measures.stepsize.forward import Evaluated, Walk, run_forward
-from theodolite.measures.stepsize.hyperparameters import Units, two_betas
-from theodolite.measures.stepsize.objectives import Objective, an_objective
-from theodolite.measures.stepsize.reverse import run_reverse
-from theodolite.measures.stepsize.smoothed import run_smoothed
-from theodolite.measures.stepsize.unrolled import Task, Unrolled, refuse_overlap
+from theodolite.measures.stepsize.meta_gradients.forward import Evaluated, Walk, run_forward
+from theodolite.measures.stepsize.meta_gradients.hyperparameters import Units, two_betas
+from theodolite.measures.stepsize.meta_gradients.objectives import Objective, an_objective
+from theodolite.measures.stepsize.meta_gradients.reverse import run_reverse
+from theodolite.measures.stepsize.meta_gradients.smoothed import run_smoothed
+from theodolite.measures.stepsize.meta_gradients.unrolled import Task, Unrolled, refuse_overlap
 from theodolite.problem.arguments import a_factory, a_loss, some_data
 from theodolite.progress import counting
 from theodolite.results import Cost, Outcome, Result, Row

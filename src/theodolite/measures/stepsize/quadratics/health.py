@@ -20,8 +20,8 @@ from torch import Tensor
 
 from theodolite.arguments import also_called, checked, count, nonnegative, one_of, one_or_each, positive, shown
 from theodolite.interrupts import unbroken
-from theodolite.measures.stepsize.quadratic import Spectrum, dense_of, matrix_or_vector, spectrum_of, start_of
-from theodolite.measures.stepsize.quadratic_descent import RateDescent, best_rate_of
+from theodolite.measures.stepsize.quadratics.quadratic import Spectrum, dense_of, matrix_or_vector, spectrum_of, start_of
+from theodolite.measures.stepsize.quadratics.quadratic_descent import RateDescent, best_rate_of
 from theodolite.problem.arguments import numbers_in
 from theodolite.progress import counting
 from theodolite.results import Cost, Outcome, Result, Row
@@ -223,6 +223,9 @@ def meta_gradient_health(
         steps: One horizon t or several.
         dtype: One dtype or several.
         progress: Show a bar; None does on a terminal.
+
+    Returns:
+        A `MetaGradientHealth`, whose `table` has a row for each horizon, rate and dtype.
 
     >>> start, single = torch.tensor([1.0, 1.0]), torch.float32
     >>> found = meta_gradient_health(torch.tensor([4.0, 1.0]), start, [0.4, 1.0], [10, 50], dtype=single)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from theodolite.arguments import each, number_in, positive, shown
 from theodolite.errors import ArgumentError
-from theodolite.measures.stepsize.hyperparameters import SHARES, from_units, to_units
+from theodolite.measures.stepsize.meta_gradients.hyperparameters import SHARES, from_units, to_units
 from theodolite.text import nearest, quoted
 
 Setting = dict[str, float]  # a value of each hyperparameter, by name

@@ -15,8 +15,8 @@ from theodolite.arguments import about
 from theodolite.errors import ArgumentError, NotRepeatableError
 from theodolite.interrupts import unbroken, unbroken_context
 from theodolite.measures.data_audit.discreteness import sample_keys
-from theodolite.measures.stepsize.hyperparameters import Hyperparameters, Units, read_optimizer
-from theodolite.measures.stepsize.update_rules import Rule
+from theodolite.measures.stepsize.meta_gradients.hyperparameters import Hyperparameters, Units, read_optimizer
+from theodolite.measures.stepsize.meta_gradients.update_rules import Rule
 from theodolite.operators.autograd.graphs import graph_bytes
 from theodolite.operators.autograd.operator import CHUNK, BlockRoute
 from theodolite.operators.linear_stacks.products import StackPass

@@ -17,8 +17,9 @@ from theodolite.arguments import a_mapping, a_path, about, checked, count, one_o
 from theodolite.errors import ArgumentError, TheodoliteError
 from theodolite.measures.dynamics.critical import critical_learning_rate
 from theodolite.measures.dynamics.sweep import joined_data
-from theodolite.measures.stepsize.hyperparameters import OPTIMIZERS, read_optimizer
-from theodolite.measures.stepsize.search_space import (
+from theodolite.measures.stepsize.meta_gradients.hyperparameters import OPTIMIZERS, read_optimizer
+from theodolite.measures.stepsize.meta_gradients.unrolled import refuse_overlap
+from theodolite.measures.stepsize.search.search_space import (
     ADAPTIVE_RATES,
     LEAST_RATE,
     MOST_RATE,
@@ -26,10 +27,9 @@ from theodolite.measures.stepsize.search_space import (
     check_names,
     make_space,
 )
-from theodolite.measures.stepsize.searches import Search, Tasks, gradient_search, random_search, sweep
-from theodolite.measures.stepsize.slopes import Slopes, slope_of
-from theodolite.measures.stepsize.tuned_runs import Ledger, Scores, Split, Task, TunedRuns
-from theodolite.measures.stepsize.unrolled import refuse_overlap
+from theodolite.measures.stepsize.search.searches import Search, Tasks, gradient_search, random_search, sweep
+from theodolite.measures.stepsize.search.slopes import Slopes, slope_of
+from theodolite.measures.stepsize.search.tuned_runs import Ledger, Scores, Split, Task, TunedRuns
 from theodolite.problem import Problem
 from theodolite.problem.arguments import a_factory, a_loss, some_data
 from theodolite.problem.calling import Loss

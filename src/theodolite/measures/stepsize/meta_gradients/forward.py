@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from theodolite.errors import NonFiniteError
-from theodolite.measures.stepsize.objectives import Objective, Scaled, score, score_slope
-from theodolite.measures.stepsize.unrolled import Slope, Unrolled, log_norms
-from theodolite.measures.stepsize.update_rules import Moved, Value, add_to
+from theodolite.measures.stepsize.meta_gradients.objectives import Objective, Scaled, score, score_slope
+from theodolite.measures.stepsize.meta_gradients.unrolled import Slope, Unrolled, log_norms
+from theodolite.measures.stepsize.meta_gradients.update_rules import Moved, Value, add_to
 
 #: Directions of lengths outside these bounds are brought back to length one.
 SHORT, LONG = 1e-3, 1e3

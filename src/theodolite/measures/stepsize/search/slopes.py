@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from theodolite.measures.stepsize.meta_gradient import AGREES, NOTHING, ONE_PERCENT, MetaObjective
-from theodolite.measures.stepsize.search_space import Setting, Space
-from theodolite.measures.stepsize.tuned_runs import Split, Task, TunedRuns
-from theodolite.measures.stepsize.unrolled import Task as Training
+from theodolite.measures.stepsize.meta_gradients.meta_gradient import AGREES, NOTHING, ONE_PERCENT, MetaObjective
+from theodolite.measures.stepsize.meta_gradients.unrolled import Task as Training
+from theodolite.measures.stepsize.search.search_space import Setting, Space
+from theodolite.measures.stepsize.search.tuned_runs import Split, Task, TunedRuns
 
 #: What a product of the Hessian with a vector counts as, in gradients of a batch: five at once took 3.3 on a small classifier.
 PRODUCT = 1.0

@@ -22,7 +22,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
 
 from theodolite.arguments import choice, nonnegative, number_in, shown
 from theodolite.errors import ArgumentError
-from theodolite.measures.stepsize.update_rules import AdaptiveMoments, Descent, RootMeanSquare, Rule, Value
+from theodolite.measures.stepsize.meta_gradients.update_rules import AdaptiveMoments, Descent, RootMeanSquare, Rule, Value
 from theodolite.problem.optimizers import NAMES
 from theodolite.text import nearest, quoted
 from theodolite.training.schedules import Schedule

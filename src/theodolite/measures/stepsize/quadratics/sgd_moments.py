@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from theodolite.arguments import checked, count, each, instance, one_or_each, optional, positive, seed
-from theodolite.measures.stepsize.least_squares import LIMIT, EigenTasks, LeastSquaresTasks, diagonalise
+from theodolite.measures.stepsize.quadratics.least_squares import LIMIT, EigenTasks, LeastSquaresTasks, diagonalise
 from theodolite.progress import counting
 from theodolite.results import Cost, Outcome, Result, Row, number
 
@@ -103,7 +103,7 @@ def sgd_risk(
         truncate: freeze a path where its weights reach the norm 40σ.
         averaged: over w* and the noise too, for these inputs (exact moments alone).
 
-    >>> from theodolite.measures.stepsize.least_squares import draw_tasks
+    >>> from theodolite.measures.stepsize.quadratics.least_squares import draw_tasks
     >>> found = sgd_risk(draw_tasks(6, 1, 1), [0.05], [1, 2])
     >>> ratio = found.distance[0, 0]                     # one sample: e ← (1 − η‖x‖²) e
     >>> x = draw_tasks(6, 1, 1).x[0, 0]

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from theodolite.interrupts import unbroken
-from theodolite.measures.stepsize.forward import Evaluated, Walk
-from theodolite.measures.stepsize.objectives import Objective, Scaled, score, score_slope
-from theodolite.measures.stepsize.unrolled import Unrolled
+from theodolite.measures.stepsize.meta_gradients.forward import Evaluated, Walk
+from theodolite.measures.stepsize.meta_gradients.objectives import Objective, Scaled, score, score_slope
+from theodolite.measures.stepsize.meta_gradients.unrolled import Unrolled
 
 State = tuple[Tensor, ...]  # the weights, then the columns of the rule
 

@@ -27,7 +27,7 @@ from theodolite.errors import ArgumentError
 from theodolite.interrupts import unbroken
 from theodolite.measures.data_audit.discreteness import sample_keys
 from theodolite.measures.stability.training_pairs import Pool, read_pool
-from theodolite.measures.stepsize.learned_optimizer import LearnedOptimizer, OptimizerNetwork, as_network, learned_step
+from theodolite.measures.stepsize.learned.learned_optimizer import LearnedOptimizer, OptimizerNetwork, as_network, learned_step
 from theodolite.problem import Problem
 from theodolite.problem.arguments import a_factory, a_loss
 from theodolite.problem.batches import BatchParser
@@ -522,7 +522,7 @@ class _Run:
             raise ArgumentError(f"checkpoint: {folder} holds a meta-training of other data or settings. Give another folder.")
         self.done, self.skipped, self.inner_steps = found["place"]
         self.trace = list(found["trace"])
-        with torch.no_grad():
+        with unbroken(torch.no_grad()):
             for weight, saved in zip(self.weights, found["weights"], strict=True):
                 weight.copy_(saved)
         self.optimizer.load_state_dict(found["optimizer"])

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from theodolite.errors import ArgumentError
-from theodolite.measures.stepsize.search_space import Setting, fleet_settings
+from theodolite.measures.stepsize.search.search_space import Setting, fleet_settings
 from theodolite.problem.calling import Loss
 from theodolite.training import Fleet
 from theodolite.training.fleets.state import Factory

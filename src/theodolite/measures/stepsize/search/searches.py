@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from theodolite.measures.stepsize.search_space import Setting, Space
-from theodolite.measures.stepsize.slopes import Slope, SlopeOf
-from theodolite.measures.stepsize.tuned_runs import Scores, Split, Task, TunedRuns
+from theodolite.measures.stepsize.search.search_space import Setting, Space
+from theodolite.measures.stepsize.search.slopes import Slope, SlopeOf
+from theodolite.measures.stepsize.search.tuned_runs import Scores, Split, Task, TunedRuns
 from theodolite.results import Row
 from theodolite.text import listed
 

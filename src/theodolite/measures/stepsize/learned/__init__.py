@@ -1,0 +1,1 @@
+"""Optimizers that are networks themselves, and how they are trained."""

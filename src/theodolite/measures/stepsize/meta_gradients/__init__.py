@@ -1,0 +1,1 @@
+"""Meta-gradients of a training: its steps, their tangents, and three ways through them."""

@@ -1,0 +1,1 @@
+"""Where everything is known: quadratics and random least-squares tasks."""
