@@ -71,6 +71,10 @@ def test_a_training_that_diverges_has_no_derivative():
 def test_what_it_does_not_take():
     assert "learning rate" in StepSize().applies(SurveyContext(bowl(0.1).problem))
     assert not StepSize().concerns(SurveyContext(bowl(0.1).problem))
+    for layer, why in ((nn.Dropout(0.5), "dropout"), (nn.BatchNorm1d(2), "BatchNorm")):
+        model = nn.Sequential(nn.Linear(2, 2), layer)
+        problem = th.Problem(model, nn.MSELoss(), (torch.randn(8, 2), torch.randn(8, 2)))
+        assert why in StepSize().applies(SurveyContext(problem, lr=0.1))
     context = bowl(0.1)
     lion = torch.optim.Adagrad(context.problem.model.parameters(), lr=0.1)
     assert "Adagrad" in StepSize().applies(SurveyContext(context.problem, optimizer=lion))

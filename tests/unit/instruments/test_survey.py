@@ -20,7 +20,16 @@ from theodolite.results import Severity
 EVIL = "<script>alert(1)</script>"
 #: A survey does not speak of what concerns language models only.
 #: Those that a survey of a small classifier without validation data, checkpoints and small batches runs.
-NAMES = set(th.instruments.names()) - {"anchors", "batch_size", "targets", "validation", "path", "stability", "certificate"}
+NAMES = set(th.instruments.names()) - {
+    "anchors",
+    "batch_size",
+    "targets",
+    "validation",
+    "path",
+    "stability",
+    "certificate",
+    "step_size",
+}
 
 
 def problem(hidden: int = 10, samples: int = 90, **more) -> th.Problem:

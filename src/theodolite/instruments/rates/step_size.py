@@ -53,7 +53,7 @@ class StepSize(Instrument):
             return "it takes models whose loss is a function of outputs and targets"
         if context.optimizer is not None and type(context.optimizer) not in _KINDS:
             return f"derivatives of {type(context.optimizer).__name__} are not known, of SGD, Adam, AdamW and RMSprop they are"
-        return ""
+        return next(filter(None, map(_no_fixed_run, context.problem.model.modules())), "")
 
     def cost(self, context: SurveyContext, **effort: Any) -> Work:
         width = min(1.0, context.usual_batch_size / context.problem.samples)
@@ -127,6 +127,14 @@ def usable_steps(growth: float) -> int:
     (100, 7)
     """
     return round(EXPLODES / growth)
+
+
+def _no_fixed_run(module: nn.Module) -> str:
+    """Why a training with this module is no function of its start that has a derivative; empty where it is."""
+    if getattr(module, "running_mean", None) is not None:
+        return "derivatives do not follow the running averages of BatchNorm"
+    drops = isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0
+    return "dropout draws random numbers in training" if drops else ""
 
 
 def _trained_copy(context: SurveyContext) -> nn.Module:
