@@ -263,7 +263,7 @@ def _sound(level: float, **where: Any) -> dict[str, Any]:
 
 
 def _skipped_share(found: list[Row]) -> float:
-    return sum(row["skipped"] for row in found) / sum(row["updates"] for row in found)
+    return float(sum(row["skipped"] for row in found) / sum(row["updates"] for row in found))
 
 
 #: Accuracy on true test labels from which on an optimizer has learned something; chance is 0.1.

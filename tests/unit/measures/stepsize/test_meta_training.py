@@ -32,7 +32,7 @@ def make(seed):
 
 
 def recipe(**changes):
-    usual = {"split": "valid", "samples": 24, "valid_samples": 20, "classes": 3, "problems": 3, "trajectories": 1, "together": 3}
+    usual = {"split": "valid", "size": (24, 20), "classes": 3, "problems": 3, "trajectories": 1, "together": 3}
     length = {"segments": (2, 0.0), "length": (3, 0.0), "batch_size": 8}
     settings = {"lr": 0.01, "decay": 0.9, "eps": 1e-10, "clip": 1e4, "detach": True, "seed": 0}
     return Recipe(**{**usual, **length, **settings, **changes})
@@ -119,7 +119,7 @@ def test_the_meta_gradient_is_that_of_finite_differences():
 
 @pytest.mark.parametrize("split", ["train", "valid"])
 def test_lockstep_is_one_by_one(split):
-    size = {"split": split, "valid_samples": 20 if split == "valid" else 0}
+    size = {"split": split, "size": (24, 20 if split == "valid" else 0)}
     together = started(**size)
     losses, slope = scored(together, 6, detach=True)
     alone = [started(**size) for _ in range(3)]

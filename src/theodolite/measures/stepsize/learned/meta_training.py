@@ -199,11 +199,20 @@ def meta_train(
     pools = _read_pools(train, valid, split)
     recipe = Recipe(
         split=split,
-        **_sizes(pools, split, samples, valid_samples),
+        size=_sizes(pools, split, samples, valid_samples),
         classes=_classes(pools, permute),
-        **{"problems": problems, "trajectories": trajectories, "together": min(together, problems)},
-        **{"segments": segments, "length": length, "batch_size": batch_size},
-        **{"lr": lr, "decay": decay, "eps": eps, "clip": clip, "detach": detach, "seed": seed},
+        problems=problems,
+        trajectories=trajectories,
+        together=min(together, problems),
+        segments=segments,
+        length=length,
+        batch_size=batch_size,
+        lr=lr,
+        decay=decay,
+        eps=eps,
+        clip=clip,
+        detach=detach,
+        seed=seed,
     )
     start = OptimizerNetwork.new(seed=seed) if network is None else network
     assert isinstance(start, OptimizerNetwork)
@@ -228,11 +237,13 @@ def meta_train(
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """Settings of a meta-training; `classes` are those whose labels are renamed, 0 for none."""
+    """Settings of a meta-training.
+
+    `size` are the samples of a problem, trained on and scored on apart; `classes` those whose labels are renamed, 0 for none.
+    """
 
     split: Split
-    samples: int
-    valid_samples: int
+    size: tuple[int, int]
     classes: int
     problems: int
     trajectories: int
@@ -272,25 +283,24 @@ def _read_pools(train: Any, valid: Any, split: Split) -> Pools:
     return Pools(pool, other)
 
 
-def _sizes(pools: Pools, split: Split, samples: int | None, valid_samples: int | None) -> dict[str, int]:
-    """Samples of one problem."""
+def _sizes(pools: Pools, split: Split, samples: int | None, valid_samples: int | None) -> tuple[int, int]:
+    """Samples of one problem: those that it trains on, and those apart that it is scored on."""
     there = len(pools.train)
     if split == "train":
-        found = {"samples": samples or there, "valid_samples": 0}
+        n, m = samples or there, 0
     elif pools.valid is not None:
-        found = {"samples": samples or there, "valid_samples": valid_samples or len(pools.valid)}
+        n, m = samples or there, valid_samples or len(pools.valid)
     else:
-        first = samples or (there - (valid_samples or there // 2))
-        found = {"samples": first, "valid_samples": valid_samples or min(first, there - first)}
-    drawn = found["samples"] + (found["valid_samples"] if pools.valid is None else 0)
-    if drawn > there or min(found["samples"], found["valid_samples"] if split == "valid" else 1) < 1:
+        n = samples or (there - (valid_samples or there // 2))
+        m = valid_samples or min(n, there - n)
+    if n + (m if pools.valid is None else 0) > there or n < 1 or (split == "valid" and m < 1):
         raise ArgumentError(
             f"samples and valid_samples must fit into the {there} samples of train. Got samples={samples}, "
             f"valid_samples={valid_samples} with split={split!r}."
         )
-    if pools.valid is not None and found["valid_samples"] > len(pools.valid):
+    if pools.valid is not None and m > len(pools.valid):
         raise ArgumentError(f"valid_samples must be at most {len(pools.valid)}, those of valid. Got {valid_samples}.")
-    return found
+    return n, m
 
 
 def _classes(pools: Pools, permute: bool | None) -> int:
@@ -305,7 +315,7 @@ def draw_problems(pools: Pools, recipe: Recipe, seeds: Sequence[int]) -> tuple[t
     """What P problems train on, inputs (P, n, ...) and targets (P, n, ...), and what they are scored on."""
     inner: list[tuple[Tensor, Tensor]] = []
     scored: list[tuple[Tensor, Tensor]] = []
-    n, m = recipe.samples, recipe.valid_samples
+    n, m = recipe.size
     for seed in seeds:
         generator = torch.Generator().manual_seed(seed)
         order = torch.randperm(len(pools.train), generator=generator)
@@ -555,8 +565,8 @@ class _Run:
             trace=tuple(self.trace),
             split=recipe.split,
             problems=recipe.problems,
-            samples=recipe.samples,
-            valid_samples=recipe.valid_samples,
+            samples=recipe.size[0],
+            valid_samples=recipe.size[1],
             inner_steps=self.inner_steps,
             skipped=self.skipped,
             outcome=Outcome.DIVERGED if diverged else Outcome.FINISHED,
