@@ -149,7 +149,7 @@ class GaussianPosterior(Result):
         return {**self.fixed, **dict(drawn(self.blocks, generator))}
 
     def module(self, model: nn.Module) -> DrawnModule:
-        """`model` with weights that are drawn anew at each call; the model keeps its own. Certified is what it does in eval mode."""
+        """`model` with weights that are drawn anew at each call; the model keeps its own. Certified is what eval mode does."""
         return DrawnModule(model, self)
 
     def variance_by_eigenvalue(self, layer: str) -> list[Row]:
