@@ -177,7 +177,7 @@ def _fit_sections(found: RiskCertificate) -> list[Section]:
             rows=[dict(row) for row in found.trace],
             how=(
                 "Descent on the bound itself, with a smooth error rate (a running mean over batches) and the exact divergence. "
-                "What is certified is higher: it pays for the choice of the prior's variances and for the number of draws as well."
+                "What is certified is higher: it pays for the choice of the prior's variances and the number of draws as well."
             ),
         )
     ]

@@ -431,6 +431,8 @@ def _with_facts(
         wrong = round(error_at(test.with_model(fit.problem.model), trained)[0] * test.samples)
         _refuse_contradiction(found, wrong, test.samples)
         errors, n = errors + wrong, n + test.samples
+    if centre.kind == "split":
+        found = _complete(found, fit.problem.model)
     route = "weights drawn for each sample" if network.by_sample else f"weights drawn for each batch: {network.why}"
     return replace(
         found,
@@ -442,6 +444,16 @@ def _with_facts(
         seed=seed,
         cost=Cost(seconds, route, 0, fit.problem.notes),
     )
+
+
+def _complete(found: RiskCertificate, model: nn.Module) -> RiskCertificate:
+    """With all that the certified network has beside its drawn parameters: it is no model of the user's."""
+    assert found.posterior is not None
+    drawn = {block.name for block in found.posterior.blocks}
+    everything = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    fixed = {name: tensor.detach().clone() for name, tensor in everything.items() if name not in drawn}
+    fitted = found.fitted and _complete(found.fitted, model)
+    return replace(found, posterior=replace(found.posterior, fixed=fixed), fitted=fitted)
 
 
 def _refuse_contradiction(found: RiskCertificate, errors: int, n: int) -> None:

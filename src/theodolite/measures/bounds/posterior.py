@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -97,13 +97,16 @@ class Block:
 class GaussianPosterior(Result):
     """`Q = N(w, R diag(s) Rᵀ)` beside the prior `P = N(w₀, λ I)`, with a λ for each group of parameters (a layer).
 
-    `basis` names the kind of R; `one_variance` says that λ is one for all groups by design, and its choice paid for once.
+    `basis` names the kind of R; `one_variance` says that λ is one for all groups by design, and its choice paid for once. `fixed`
+    is what else the network is made of, by name, where the user's model does not have it: what a split has trained beside the
+    measured parameters, and its running statistics.
     """
 
     blocks: tuple[Block, ...]
     variances: dict[str, float]
     basis: str
     one_variance: bool = False
+    fixed: dict[str, Tensor] = field(default_factory=dict)
 
     @property
     def size(self) -> int:
@@ -141,12 +144,12 @@ class GaussianPosterior(Result):
 
     @checked(seed=a_seed)
     def sample(self, seed: int = 0) -> dict[str, Tensor]:
-        """One network: parameters by name."""
+        """One network: parameters by name, and what is fixed."""
         generator = torch.Generator().manual_seed(seed)
-        return dict(drawn(self.blocks, generator))
+        return {**self.fixed, **dict(drawn(self.blocks, generator))}
 
     def module(self, model: nn.Module) -> DrawnModule:
-        """`model` with weights that are drawn anew at each call; the model keeps its own."""
+        """`model` with weights that are drawn anew at each call; the model keeps its own. Certified is what eval mode does."""
         return DrawnModule(model, self)
 
     def variance_by_eigenvalue(self, layer: str) -> list[Row]:
@@ -192,7 +195,8 @@ class DrawnModule(nn.Module):
         self.generator = torch.Generator().manual_seed(seed)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return functional_call(self.model, dict(drawn(self.posterior.blocks, self.generator)), args, kwargs)
+        weights = {**self.posterior.fixed, **dict(drawn(self.posterior.blocks, self.generator))}
+        return functional_call(self.model, weights, args, kwargs)
 
 
 def best_variances(blocks: Iterable[Block]) -> dict[str, float]:

@@ -157,6 +157,26 @@ def test_a_split_begins_with_nothing_of_the_trained_model(case):
         th.pac_bayes_bound(problem, prior="split", start={k: v for k, v in start.items() if k != "1.weight"}, **how)
 
 
+def test_the_posterior_of_a_split_holds_the_whole_network(tmp_path):
+    """Running statistics and what is not measured are those of the copy that was trained, not of the user's model."""
+    torch.manual_seed(0)
+    data = prototypes(600, 3)
+    model = nn.Sequential(nn.Linear(40, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    found = th.pac_bayes_bound(th.Problem(model, nn.CrossEntropyLoss(), data, params="3.*"), prior="split", **QUICK)
+    found.save(tmp_path / "kept")
+    x, y = prototypes(2000, 4)
+    for posterior in (found.posterior, th.load(tmp_path / "kept").posterior):
+        assert set(posterior.fixed) == set(before) - {"3.weight", "3.bias"}
+        wrong = (posterior.module(model.eval())(x).argmax(1) != y).float().mean()
+        assert wrong < found.value
+        drawn = torch.func.functional_call(model, posterior.sample(0), (x,)).argmax(1)
+        assert (drawn != y).float().mean() < found.value
+    untrained = (model(x).argmax(1) != y).float().mean()
+    assert untrained > found.value  # the user's own model is another one
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+
+
 def test_a_split_trains_models_that_take_names():
     """The usual recipe calls the model as the problem does."""
     torch.manual_seed(0)
