@@ -135,7 +135,7 @@ def train(
         if first:
             run.settings["first"] = first
     began = time.perf_counter()
-    with _training(model, seed):
+    with _training(model, seed + first if seed + first < 2**63 else first):  # a later part of a run draws other dropout
         if folder is not None and resume:
             run.restore(load_state(folder), folder)
         with counting("training", progress=progress, total=steps) as count:
