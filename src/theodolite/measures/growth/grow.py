@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from os import PathLike
 from typing import Any, Literal
 
@@ -13,10 +14,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from theodolite.arguments import a_text, checked, count, one_of, optional, seed, shown
+from theodolite.measures.growth import hugging_face, plain_models
 from theodolite.measures.growth.body import Body, Layout, check_operator, find_body
+from theodolite.measures.growth.hugging_face import grow_hugging_face, pretrained_part
 from theodolite.measures.growth.operators import GrowthOperator, added_layers, growth_operator
 from theodolite.measures.growth.optimizer_state import STATES, Descent, check_optimizer, grow_optimizer
-from theodolite.measures.growth.plain_models import draw_blocks, grow_plain, own_tensors
+from theodolite.measures.growth.plain_models import grow_plain, own_tensors
 from theodolite.measures.growth.preservation import Inputs, Preservation, preservation, sample_inputs
 from theodolite.measures.growth.residual_stream import StreamProjections, stream_projections
 from theodolite.problem.activations import Call, Hooks
@@ -197,7 +200,8 @@ _QUANTISED = (
 
 def _deeper(model: nn.Module, layout: Layout) -> tuple[nn.Module, list[str]]:
     """The grown model with copies in the place of all new layers."""
-    return grow_plain(model, layout)
+    part = pretrained_part(model, layout.body.path)
+    return grow_plain(model, layout) if part is None else grow_hugging_face(model, layout, part)
 
 
 def _prepare(
@@ -206,7 +210,12 @@ def _prepare(
     """Make new layers what they start from: notes, and by place the parameters with fresh values (None: all of them)."""
     origins = layout.operator.layer_map()
     random = [place for place, origin in enumerate(origins) if origin.source is None]
-    notes = draw_blocks(grown, {_block(layout, place): grown.get_submodule(_block(layout, place)) for place in random})
+    part = pretrained_part(grown, layout.body.path)
+    if part is None:
+        initialise = partial(plain_models.initialise_block, grown)
+    else:
+        initialise = partial(hugging_face.initialise_block, grown.get_submodule(part))
+    notes = plain_models.draw_blocks(grown, [_block(layout, place) for place in random], initialise)
     fresh: dict[int, set[str] | None] = dict.fromkeys(random)
     copied = [place for place, origin in enumerate(origins) if origin.is_new and origin.source is not None]
     init = layout.operator.init

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -130,30 +130,29 @@ def _holders(model: nn.Module, path: str) -> Iterator[tuple[str, Any]]:
 # Random blocks.
 
 
-def draw_blocks(model: nn.Module, blocks: Mapping[str, nn.Module]) -> list[str]:
-    """Draw the named blocks of a model anew by the model's own initialisers, and say what none of them touches.
+def draw_blocks(model: nn.Module, names: Sequence[str], initialise: Callable[[nn.Module], None]) -> list[str]:
+    """Draw the named blocks of a model anew by its own initialiser, and say what that does not touch.
 
-    In this order: `reset_parameters` of each layer, then `initialise_block(block)` of the model or, for each module of the block,
-    `_init_weights(module)`. What they leave is drawn with the spread it had; weights of norms become 1.
+    What it leaves is drawn with the spread it had; vectors become 1 or 0. What a block shares with the rest of the model stays.
     """
     notes: list[str] = []
-    for name, block in blocks.items():
-        own = own_tensors(model, f"{name}.")
-        kept = [(p, p.detach().clone()) for p in block.parameters() if id(p) not in {id(t) for t in own.values()}]
-        spread = {key: (float(p.detach().std(correction=0)), bool(p.ndim > 1)) for key, p in own.items() if p.is_floating_point()}
+    for name in names:
+        block, own = model.get_submodule(name), own_tensors(model, f"{name}.")
+        free = {id(p) for p in own.values()}
+        kept = [(p, p.detach().clone()) for p in block.parameters() if id(p) not in free]
+        spread = {key: float(p.detach().std(correction=0)) for key, p in own.items() if p.is_floating_point()}
         with torch.no_grad():
             for key in spread:
                 own[key].fill_(torch.nan)
-            _initialise(model, block)
+            initialise(block)
             for p, value in kept:
                 p.copy_(value)
-            for key, (std, matrix) in spread.items():
-                if bool(torch.isnan(own[key]).any()):
-                    notes.append(_draw_alike(key, own[key], std, matrix))
+            notes += [_draw_alike(key, own[key], std) for key, std in spread.items() if bool(torch.isnan(own[key]).any())]
     return list(dict.fromkeys(notes))
 
 
-def _initialise(model: nn.Module, block: nn.Module) -> None:
+def initialise_block(model: nn.Module, block: nn.Module) -> None:
+    """Draw a block by `reset_parameters` of each layer, then as the model does it: `initialise_block(block)` or `_init_weights(module)`."""
     for module in block.modules():
         reset = getattr(module, "reset_parameters", None) or getattr(module, "_reset_parameters", None)
         if callable(reset):
@@ -165,9 +164,9 @@ def _initialise(model: nn.Module, block: nn.Module) -> None:
         block.apply(each)
 
 
-def _draw_alike(name: str, parameter: Tensor, std: float, matrix: bool) -> str:
+def _draw_alike(name: str, parameter: Tensor, std: float) -> str:
     """Fill a parameter for which the model has no initialiser."""
-    if matrix:
+    if parameter.ndim > 1:
         parameter.normal_(0.0, std)
         return f"{name} has no initialiser (reset_parameters or _init_weights): drawn normal with the spread it had, {std:.3g}."
     value = 1.0 if name.rpartition(".")[2] in ("weight", "scale", "gamma", "g") else 0.0
