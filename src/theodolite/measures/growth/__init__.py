@@ -1,9 +1,15 @@
 """How do I make a trained network deeper? Where new layers go, what they start from, and the grown model with its optimizer."""
 
 from theodolite._names import imported
+from theodolite.measures.growth.body import Body as Body
+from theodolite.measures.growth.body import find_body as find_body
+from theodolite.measures.growth.grow import Grown as Grown
+from theodolite.measures.growth.grow import grow as grow
+from theodolite.measures.growth.operators import INITS as INITS
 from theodolite.measures.growth.operators import NAMES as NAMES
 from theodolite.measures.growth.operators import GrowthOperator as GrowthOperator
 from theodolite.measures.growth.operators import growth_operator as growth_operator
 from theodolite.measures.growth.operators import growth_operators as growth_operators
+from theodolite.measures.growth.preservation import Preservation as Preservation
 
 __all__ = sorted(imported(__file__))

@@ -1,6 +1,7 @@
 """Growth operators: which layers of L are repeated to make L + k, and what the new layers start from.
 
-Of the k consecutive layers from `start` on, k/block groups of `block` layers are made, and each group is followed by as many new ones:
+Of the k consecutive layers from `start` on, k/block groups of `block` layers are made, and each group is
+followed by as many new ones:
 
     prefix 0 .. start−1, then for each group [old × block] [new × block], then start+k .. L−1.
 
@@ -340,9 +341,11 @@ def _check_order(order: Sequence[int | None]) -> None:
     """Each old layer is there, and the old ones come in their order."""
     old = list(dict.fromkeys(layer for layer in order if layer is not None))
     depth = 1 + max(old, default=-1)
-    if missing := sorted(set(range(depth)) - set(old)):
+    if depth > len(old):
+        missing = [layer for layer in range(len(order) + 1) if layer not in old and layer < depth]
         raise ValueError(
-            f"layers must name each of 0 .. {depth - 1}, for growing drops none. Missing: {listed(missing, 5)} of {shown(list(order))}."
+            f"layers must name each of 0 .. {depth - 1}, for growing drops none. {listed(missing, 5)} is missing in "
+            f"{shown(list(order))}."
         )
     if not old or old != sorted(old):
         raise ValueError(
@@ -353,7 +356,8 @@ def _check_order(order: Sequence[int | None]) -> None:
 
 
 def _divisors(number: int) -> list[int]:
-    """
+    """All divisors in order.
+
     >>> _divisors(12)
     [1, 2, 3, 4, 6, 12]
     """
