@@ -1,7 +1,7 @@
-"""Runs of candidates that can be compared: one start, the same batches in the same order, the same validation data, look by look.
+"""Runs of candidates that can be compared: the same start, batches in the same order and validation data, look by look.
 
-A run goes from look to look and may rest in between, in memory or in a folder: the next part begins with the weights, the optimizer
-state and the step at which the last one ended. So a search that was killed goes on, and any engine takes the same steps.
+A run goes from look to look and may rest in between, in memory or in a folder: the next part begins with the weights, the
+optimizer state and the step at which the last one ended. So a search that was killed goes on, and any engine takes the same steps.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ from torch.optim import Optimizer
 from torch.utils.flop_counter import FlopCounterMode
 
 from theodolite._names import room
+from theodolite.measures.growth import hugging_face, plain_models
 from theodolite.measures.growth.grow import grow
 from theodolite.measures.growth.operators import GrowthOperator
-from theodolite.measures.growth.plain_models import draw_blocks
 from theodolite.measures.growth.validation import batch_check_sum, part_losses
+from theodolite.measures.trials import start_anew
 from theodolite.operators.autograd.graphs import available_bytes
 from theodolite.problem import Batch, Problem
 from theodolite.problem.batches import BatchParser, has_length, is_bare
@@ -111,8 +112,8 @@ def refuse_unrepeatable(recipe: Recipe, seed: int) -> None:
         raise ValueError("data holds no batches.")
     if one != two:
         raise ValueError(
-            "data cannot be repeated: its first batches are others when it is read again, and every candidate has to see the same "
-            "ones. Seed what draws them by the place in the data, or read some batches into a list and give that."
+            "data cannot be repeated: its first batches are others when it is read again, and every candidate has to see the "
+            "same ones. Seed what draws them by the place in the data, or read some batches into a list and give that."
         )
 
 
@@ -197,9 +198,20 @@ def start(recipe: Recipe, arm: Arm, seed: int) -> Run:
     assert grown.optimizer is not None
     run = Run(grown.model, grown.optimizer, notes=grown.notes)
     if arm == "scratch":
-        with own_random_state(seed, cuda_devices(run.model)):
-            run.notes = tuple(draw_blocks(run.model, dict(run.model.named_children())))
+        _draw_all(run.model, seed)
     return run
+
+
+def _draw_all(model: nn.Module, seed: int) -> None:
+    """New weights for a whole model, by its own initialiser."""
+    with own_random_state(seed, cuda_devices(model)), torch.no_grad():
+        if hugging_face.pretrained_part(model, "") is not None:
+            hugging_face.initialise_block(model, model)
+        elif callable(getattr(model, "initialise_block", None)) or callable(getattr(model, "_init_weights", None)):
+            for part in model.children():
+                plain_models.initialise_block(model, part)
+        else:
+            start_anew(model, seed)
 
 
 # Many runs
@@ -207,7 +219,7 @@ def start(recipe: Recipe, arm: Arm, seed: int) -> Run:
 
 @dataclass
 class Runs:
-    """Runs by arm and seed, as a task that any engine performs: a job names an arm, a seed and looks, and gives a row for each look.
+    """Runs by arm and seed, as a task that any engine performs: a job names arm, seed and looks, and gives a row for each look.
 
     Runs that rest are `held` in memory, or lie in `folder`, where they are read by other processes too.
     """
@@ -290,7 +302,12 @@ def step_flops(model: nn.Module, recipe: Recipe, batch: Batch) -> float:
     """Floating-point operations of one training step on a batch: its forward and backward products, as torch counts them."""
     call = ModelCall(model, recipe.loss)
     gradients = [p.grad for p in model.parameters()]
-    with own_random_state(0, cuda_devices(model)), modes_kept(model), torch.enable_grad(), FlopCounterMode(display=False) as count:
+    with (
+        own_random_state(0, cuda_devices(model)),
+        modes_kept(model),
+        torch.enable_grad(),
+        FlopCounterMode(display=False) as count,
+    ):
         model.eval()  # counting leaves the statistics of normalisation as they are
         call({}, batch.to(next(model.parameters()).device, None), 0).loss.backward()
     for parameter, gradient in zip(model.parameters(), gradients, strict=True):

@@ -18,8 +18,8 @@ from theodolite.problem.batches import BatchParser
 from theodolite.problem.calling import Loss, unwrap
 from theodolite.problem.tensors import named_tensors
 
-#: Parts of the validation data at least, so that differences have an error; and those that large batches are cut into.
-FEWEST_PARTS, PARTS = 8, 16
+#: Parts of the validation data at least, so that differences have an error.
+PARTS = 8
 #: Tokens that have to agree for a stretch of text to be the same, and the share of the samples from which on it is no accident.
 STRETCH, SHARED = 48, 0.2
 #: A stretch that is shorter, or of fewer different tokens, says nothing.
@@ -33,7 +33,7 @@ def validation_problem(model: nn.Module, loss: Loss, validation: Any, target: st
     with about("validation"):
         problem = Problem(model, loss, validation, target=target, check=False)
         batches = list(problem.data) if problem.data.held else []
-        if 0 < len(batches) < FEWEST_PARTS <= problem.samples and not problem.coupled:
+        if 0 < len(batches) < PARTS <= problem.samples and not problem.coupled:
             each = -(-PARTS // len(batches))
             problem = problem.with_batches([part for batch in batches for part in _cut(batch, each)])
         _ = problem.weighting  # found out once, on the small model
@@ -50,8 +50,7 @@ def part_losses(problem: Problem, model: nn.Module) -> list[float]:
     """The loss of each part of the validation data, NaN and infinity as they come."""
     other = problem if model is problem.model else problem.with_model(model)
     with other.session(second=False), torch.no_grad():
-        tensors = other.tensors(other.leaves(grad=False))
-        return [other.raw_loss(tensors, batch) for batch in other.data]
+        return [other.raw_loss({}, batch) for batch in other.data]  # the model itself, which the session puts in eval mode
 
 
 # What is the same
