@@ -1,7 +1,8 @@
 """Runs of candidates that can be compared: the same start, batches in the same order and validation data, look by look.
 
 A run goes from look to look and may rest in between, in memory or in a folder: the next part begins with the weights, the
-optimizer state and the step at which the last one ended. So a search that was killed goes on, and any engine takes the same steps.
+optimizer state and the step at which the last one ended. So a search that was killed goes on, and all engines take the same
+steps.
 """
 
 from __future__ import annotations
@@ -327,8 +328,8 @@ def refuse_without_room(recipe: Recipe) -> int:
     needed, free = run_bytes(recipe, growth), available_bytes(next(recipe.model.parameters()).device)
     if needed > free:
         raise ValueError(
-            f"There is no room for two models: the grown one takes about {needed / 2**30:.3g} GiB with its gradients and optimizer "
-            f"state, and {free / 2**30:.3g} GiB are free. Free some memory, load the weights in bfloat16, use an optimizer with "
-            "less state, or work on a larger machine."
+            f"There is no room for two models: the grown one takes about {needed / 2**30:.3g} GiB with its gradients and "
+            f"optimizer state, and {free / 2**30:.3g} GiB are free. Free some memory, load the weights in bfloat16, use an "
+            "optimizer with less state, or work on a larger machine."
         )
     return needed

@@ -104,8 +104,8 @@ def some_operators(operators: Any, depth: int, layers: int) -> list[GrowthOperat
     for one in found:
         if (one.layers, one.added) != (depth, added):
             raise ValueError(
-                f"operators: {one.name} makes {one.depth} layers of {one.layers}; wanted are {layers} of the {depth} that the model "
-                "has. Make them by th.growth_operators for these numbers."
+                f"operators: {one.name} makes {one.depth} layers of {one.layers}; wanted are {layers} of the {depth} that the "
+                "model has. Make them by th.growth_operators for these numbers."
             )
     return sorted({one.name: one for one in found}.values(), key=lambda one: one.key)
 
@@ -190,6 +190,6 @@ def _agree(folder: Path, resume: bool, settings: Row) -> None:
         raise ValueError(f"{path} is damaged: {error}. Remove the folder to search from the start.") from error
     if others := [name for name in here if there.get(name) != here[name]]:
         raise ValueError(
-            f"The search in {folder} was made with another choice of: {listed(others)}. Give the same to go on with it, or another "
-            "folder."
+            f"The search in {folder} was made with another choice of: {listed(others)}. Give the same to go on with it, or "
+            "another folder."
         )

@@ -5,9 +5,10 @@ Beside it runs last stacking, which copies the last layers on top in every stage
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from os import PathLike
 from typing import Any, Literal
 
@@ -17,7 +18,7 @@ from torch.optim import Optimizer
 from theodolite.arguments import a_text, checked, count, fields_checked, optional, positive, sequence, shown, whole
 from theodolite.arguments import seed as a_seed
 from theodolite.measures.growth.body import find_body
-from theodolite.measures.growth.choice import landscape_aware_growth
+from theodolite.measures.growth.choice import GrowthChoice, landscape_aware_growth
 from theodolite.measures.growth.grow import grow
 from theodolite.measures.growth.operators import GrowthOperator, growth_operators
 from theodolite.measures.growth.runs import finite_stream
@@ -120,11 +121,11 @@ def some_stages(name: str, value: Any) -> list[Stage]:
     ]
     if not found or not all(isinstance(stage, Stage) for stage in found):
         raise ValueError(f"{name} must be a list of Stage or of pairs (layers, steps). Got {shown(value)}.")
-    for before, after in zip(found, found[1:], strict=False):
+    for before, after in itertools.pairwise(found):
         if not before.layers < after.layers <= 2 * before.layers:
             raise ValueError(
-                f"{name} must be deeper one after the other, each at most twice as deep as the one before. Got {after.layers} after "
-                f"{before.layers} layers."
+                f"{name} must be deeper one after the other, each at most twice as deep as the one before. Got {after.layers} "
+                f"after {before.layers} layers."
             )
     return found
 
@@ -169,51 +170,47 @@ def adaptive_stacking(
         Losses at the end of each stage, what was chosen, and the model with its optimizer.
     """
     began = time.perf_counter()
-    for stage in stages[1:]:
+    planned = some_stages("stages", stages)
+    for stage in planned[1:]:
         if lag > stage.steps:
             raise ValueError(f"lag must be at most the steps of a stage, {stage.steps} for {stage.layers} layers. Got {lag}.")
     with own_random_state(seed):
-        model = build(stages[0].layers)
-    if (depth := find_body(model, body).layers) != stages[0].layers:
-        raise ValueError(f"build({stages[0].layers}) must make a model of {stages[0].layers} layers. It has {depth}.")
+        model = build(planned[0].layers)
+    if (depth := find_body(model, body).layers) != planned[0].layers:
+        raise ValueError(f"build({planned[0].layers}) must make a model of {planned[0].layers} layers. It has {depth}.")
     moving = own_optimizer(optimizer, model, schedule)
-    data = finite_stream(data, sum(stage.steps for stage in stages))
+    data = finite_stream(data, sum(stage.steps for stage in planned))
     options = {"batch_size": batch_size, "shuffle": shuffle, "clip": clip, "schedule": schedule, "target": target, "seed": seed}
-    table: list[Row] = []
-    judge = _Judge(loss, validation, target)
-
-    def further(net: nn.Module, optim: Optimizer, first: int, steps: int) -> None:
-        if steps:
-            given = data if isinstance(data, list | tuple) else OwnOrder(data, seed, first // len(data))
-            train(net, loss, given, optim, steps=steps, first=first, progress=False, **options)
-
-    def note(way: str, stage: Stage, operator: str, step: int, net: nn.Module) -> None:
-        table.append({"way": way, "layers": stage.layers, "operator": operator, "step": step, "loss": judge.loss_of(net)})
-
-    with named_stages(len(stages) * (1 + compare), progress=progress) as begin:
-        begin(f"{stages[0].layers} layers")
-        further(model, moving, 0, stages[0].steps)
-        note("adaptive", stages[0], "", stages[0].steps, model)
-        start, step, trials = (model, moving), stages[0].steps, 0
-        for stage in stages[1:]:
+    way = _Way("adaptive", loss, data, validation, options)
+    trial = {"lag": lag, "prune": prune, "engine": engine, "body": body, "every": None if prune else max(1, lag)}
+    with named_stages(len(planned) * (1 + compare), progress=progress) as begin:
+        begin(f"{planned[0].layers} layers")
+        way.train(model, moving, planned[0].steps)
+        way.note(planned[0], "", model)
+        last, start = replace(way, name="last", table=[]), (model, moving)
+        trials = 0
+        for stage in planned[1:]:
             begin(f"{stage.layers} layers by the best of a trial")
-            choice = landscape_aware_growth(
-                model, loss, data, moving, layers=stage.layers, operators=stage.operators(find_body(model, body).layers), lag=lag,
-                every=None if prune else max(1, lag), validation=validation, baselines=(), prune=prune, engine=engine, first=step,
-                body=body, progress=False, **options,
-            )  # fmt: skip
+            candidates = stage.operators(find_body(model, body).layers)
+            choice = way.choose(model, moving, layers=stage.layers, operators=candidates, **trial)
             assert choice.model is not None
             assert choice.optimizer is not None
             model, moving, trials = choice.model, choice.optimizer, trials + choice.trial_steps
-            further(model, moving, step + lag, stage.steps - lag)
-            step += stage.steps
-            note("adaptive", stage, choice.best.name, step, model)
-        if compare:
-            table += _last_stacking(start, stages, further, judge, seed, body, begin)
+            way.step += choice.lag
+            way.train(model, moving, stage.steps - choice.lag)
+            way.note(stage, choice.best.name, model)
+        for stage in planned[1:] if compare else []:
+            begin(f"{stage.layers} layers by last stacking")
+            grown = grow(start[0], "last", layers=stage.layers, optimizer=start[1], seed=seed, body=body)
+            assert grown.model is not None
+            assert grown.optimizer is not None
+            start = (grown.model, grown.optimizer)
+            last.train(*start, stage.steps)
+            last.note(stage, "last", grown.model)
     return Stacking(
         model=model,
         optimizer=moving,
-        table=tuple(table),
+        table=(*way.table, *last.table),
         lag=lag,
         trial_steps=trials,
         outcome=Outcome.FINISHED,
@@ -223,32 +220,34 @@ def adaptive_stacking(
 
 
 @dataclass
-class _Judge:
-    """The validation loss of models of several depths on the same data."""
+class _Way:
+    """A way through the stages: the step it has reached, and the losses at the end of each stage."""
 
+    name: str
     loss: Loss
+    data: Any
     validation: Any
-    target: str
+    options: dict[str, Any]
+    step: int = 0
+    table: list[Row] = field(default_factory=list)
 
-    def loss_of(self, model: nn.Module) -> float:
-        problem = validation_problem(model, self.loss, self.validation, self.target)
-        shares = problem.weighting.shares
-        return sum(share * value for share, value in zip(shares, part_losses(problem, model), strict=True))
+    def train(self, model: nn.Module, optimizer: Optimizer, steps: int) -> None:
+        """Go on for so many steps, in the order of the data that has no part in the model."""
+        if steps:
+            seed = self.options["seed"]
+            given = self.data if isinstance(self.data, list | tuple) else OwnOrder(self.data, seed, self.step // len(self.data))
+            train(model, self.loss, given, optimizer, steps=steps, first=self.step, progress=False, **self.options)
+            self.step += steps
 
+    def choose(self, model: nn.Module, optimizer: Optimizer, **trial: Any) -> GrowthChoice:
+        """The operator of a stage, by a trial from here."""
+        given = {**self.options, **trial, "validation": self.validation, "first": self.step, "baselines": (), "progress": False}
+        return landscape_aware_growth(model, self.loss, self.data, optimizer, **given)
 
-def _last_stacking(
-    start: tuple[nn.Module, Optimizer], stages: Sequence[Stage], further: Callable[[nn.Module, Optimizer, int, int], None],
-    judge: _Judge, seed: int, body: str | None, begin: Callable[[str], None],
-) -> list[Row]:  # fmt: skip
-    """The same stages, the last layers copied on top in each."""
-    (model, moving), step, rows = start, stages[0].steps, []
-    for stage in stages[1:]:
-        begin(f"{stage.layers} layers by last stacking")
-        grown = grow(model, "last", layers=stage.layers, optimizer=moving, seed=seed, body=body)
-        assert grown.model is not None
-        assert grown.optimizer is not None
-        model, moving = grown.model, grown.optimizer
-        further(model, moving, step, stage.steps)
-        step += stage.steps
-        rows.append({"way": "last", "layers": stage.layers, "operator": "last", "step": step, "loss": judge.loss_of(model)})
-    return rows
+    def note(self, stage: Stage, operator: str, model: nn.Module) -> None:
+        """The validation loss at the end of a stage."""
+        problem = validation_problem(model, self.loss, self.validation, self.options["target"])
+        losses = part_losses(problem, model)
+        loss = sum(share * value for share, value in zip(problem.weighting.shares, losses, strict=True))
+        row = {"way": self.name, "layers": stage.layers, "operator": operator, "step": self.step, "loss": loss}
+        self.table.append(row)

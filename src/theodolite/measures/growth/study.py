@@ -84,7 +84,7 @@ class GrowthStudy(Result):
 
     @property
     def noise(self) -> float:
-        """What final losses differ by without reason: of a mean over seeds where there are several, else of the validation data."""
+        """What final losses differ by without reason: over seeds where there are several, else over the validation data."""
         if len(self.seeds) > 1:
             return over_seeds(self.losses.numpy())[2] / math.sqrt(len(self.seeds))
         others = np.delete(self.sampling_error.numpy(), self.best_index)
@@ -193,17 +193,10 @@ class GrowthStudy(Result):
             h = self.final_correlation()
             assert h is not None
             turned = self.transition()
-            at = (
-                "the ranks never settle before the end"
-                if turned is None
-                else f"ranks agree with the last ones from step {turned:g} on"
-            )
-            start = (
-                ""
-                if math.isnan(h[0])
-                else f"The losses right after growing have rank correlation {number(float(h[0]))} with those at the end; "
-            )
-            parts.append(f"{start}{at}." if start else f"{at[0].upper()}{at[1:]}.")
+            at = "never before the end" if turned is None else f"from step {turned:g} on"
+            if not math.isnan(h[0]):
+                parts.append(f"The losses right after growing have rank correlation {number(float(h[0]))} with those at the end.")
+            parts.append(f"The ranks agree with the last ones {at}.")
             first = self.regret()[0]
             parts.append(f"Choosing right after growing costs {number(float(first))}.")
         else:
@@ -259,8 +252,8 @@ def growth_study(
     Args:
         steps: how long each grown model is trained.
         every: steps between looks at the validation loss, or a list of them; by default twenty looks.
-        seeds: how many runs of each operator, or their seeds. They differ in the order of the data, in random layers and dropout; one
-            seed gives no error of a run.
+        seeds: how many runs of each operator, or their seeds. They differ in the order of the data, in random layers and
+            dropout; one seed gives no error of a run.
         baselines: "small" and "scratch", trained for the FLOPs of one grown run.
         model, loss, data, optimizer, layers, validation, operators, schedule, engine, checkpoint, resume, batch_size, shuffle,
             first, clip, state, body, target: as in `landscape_aware_growth`.
@@ -274,10 +267,10 @@ def growth_study(
     >>> study = growth_study(
     ...     model, nn.MSELoss(), (x[:16], x[:16]), "adam", schedule=0.01, validation=(x[16:], x[16:]), layers=3, steps=4, every=2)
     >>> study.steps, tuple(study.losses.shape), study.relative_regret(anyway=True)[-1]
-    ((0, 2, 4), (1, 7, 3), 0.0)
+    ((0, 2, 4), (1, 5, 3), 0.0)
     """
     began = time.perf_counter()
-    seeds = list(seeds) if not isinstance(seeds, int) else [seeds]
+    seeds = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
     recipe, chosen = prepared(
         model, loss, data, optimizer, validation, operators, layers, steps, seeds[0],
         schedule=schedule, batch_size=batch_size, shuffle=shuffle, first=first, state=state, body=body, target=target, clip=clip,

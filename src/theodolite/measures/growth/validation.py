@@ -87,8 +87,8 @@ def refuse_shared_text(model: nn.Module, loss: Loss, data: Iterable[Any], proble
     if found > SHARED * len(rows):
         what = "stand" if whole else f"begin with {width} tokens that stand"
         raise ValueError(
-            f"validation: {found} of its {len(rows)} samples {what} in the training data, so that its loss says nothing about new "
-            "text. Keep some text back before training, and give that."
+            f"validation: {found} of its {len(rows)} samples {what} in the training data, so that its loss says nothing about "
+            "new text. Keep some text back before training, and give that."
         )
 
 
