@@ -17,8 +17,8 @@ class OwnOrder:
     """The batches of a loader, epoch by epoch, each read with random states that follow from `seed` and the epoch alone.
 
     A loader that shuffles draws from torch's global state, and so does a model with dropout: runs of two models would part ways
-    in their second epoch. Here they see the same batches. The first pass is epoch `first`, the next one the one after it; the states
-    of torch, NumPy, Python and the loader's own generators are given back after each batch.
+    in their second epoch. Here they see the same batches. The first pass is epoch `first`, the next one the one after it; the
+    states of torch, NumPy, Python and the loader's own generators are given back after each batch.
 
     >>> from torch.utils.data import DataLoader
     >>> order = OwnOrder(DataLoader(range(4), shuffle=True), seed=0)

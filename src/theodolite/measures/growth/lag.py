@@ -26,6 +26,8 @@ Array = NDArray[np.float64]
 
 #: Looks in a row at which a rule must hold.
 TWICE = 2
+#: Differences below this share of a loss are the rounding of sums in float32.
+ROUNDING = 2.0**-21
 #: The horizon over the trial so far, where nobody says how long the grown model will be trained.
 USUAL_HORIZON = 20
 
@@ -74,7 +76,8 @@ class TrialCurves:
         leader = self.leader if leader is None else leader
         if not np.isfinite(self.parts[[candidate, leader], look]).all():
             return (math.inf if candidate != leader else 0.0), 0.0
-        return self.mean(self.parts[candidate, look] - self.parts[leader, look])
+        difference, error = self.mean(self.parts[candidate, look] - self.parts[leader, look])
+        return difference, max(error, ROUNDING * abs(self.mean(self.parts[leader, look])[0]))
 
     @property
     def noise(self) -> float:

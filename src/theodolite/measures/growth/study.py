@@ -202,10 +202,9 @@ class GrowthStudy(Result):
         else:
             of = "over seeds" if len(self.seeds) > 1 else "of the validation data"
             parts.append(f"That is less than three times the noise {of}, {number(self.noise)}: no rank statistic is given.")
-        for row in self.baselines:
-            if row["step"] and row["equal_to"]:
-                words = "The small model trained on" if row["operator"] == "small" else "The grown model from scratch"
-                parts.append(f"{words} has {number(row['loss'])} for the same FLOPs (seed {row['seed']}).")
+        for name, words in (("small", "The small model trained on"), ("scratch", "The grown model from scratch")):
+            if ends := [row["loss"] for row in self.baselines if row["operator"] == name and row["equal_to"]]:
+                parts.append(f"{words} has {number(sum(ends) / len(ends))} for the same FLOPs.")
         total = len(self.operators) * len(self.seeds) * self.steps[-1]
         return " ".join([*parts, f"{total} steps, {grouped(total * self.step_flops)} FLOPs.", *self.notes])
 
