@@ -77,7 +77,7 @@ def _skeleton(old: Any, layout: Layout) -> tuple[Any, list[str]]:
         changed = _deepen(_sub_config(config, path), name, layout)
         try:
             skeleton = _built(type(old), config)
-            blocks = len(dict(skeleton.get_submodule(layout.body.path).named_children()))
+            blocks = len(skeleton.get_submodule(layout.body.path)._modules)
         except Exception as error:
             tried.append(f"{name} ({type(error).__name__}: {(str(error).splitlines() or [''])[0]})")
             continue
