@@ -30,6 +30,17 @@ def pairs_of_data() -> tuple[torch.Tensor, torch.Tensor]:
     return numbers(6, 2), numbers(6, 2).flip(0)
 
 
+def deep_network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 3), nn.Linear(3, 3), nn.Linear(3, 2)).double()
+
+
+def deepened(**more: Any) -> Arguments:
+    model = deep_network()
+    batch = {"inputs": numbers(2, 2), "data": pairs_of_data(), "loss": nn.MSELoss()}
+    return {"model": model, "optimizer": sgd(model), **batch, **more}
+
+
 def labelled() -> tuple[torch.Tensor, torch.Tensor]:
     return numbers(8, 2), torch.arange(8) % 2
 
@@ -237,6 +248,13 @@ BASELINES: dict[str, Callable[[], Arguments]] = {
         "delta_draws": 0.01, "guessing": 0.5},
     "held_out_bound": lambda: {"errors": 3, "n": 100, "delta": 0.05},
     "kl_inverse": lambda: {"q": 0.1, "budget": 0.2},
+    "growth_operators": lambda: {"layers": 6, "added": 2, "starts": [0, 1], "blocks": [1, 2], "inits": ["copy", "random"]},
+    "grow": lambda: deepened(operator="last", layers=3, state="copy", seed=0, body=""),
+    "grow#list": lambda: deepened(operator=[0, 0, 1]),
+    "measures.growth.growth_operator": lambda: {"text": "last", "layers": 6, "added": 2},
+    "measures.growth.find_body": lambda: {"model": deep_network(), "body": ""},
+    "measures.growth.GrowthOperator.of": lambda: {"layers": [0, 0, 1], "init": "copy"},
+    "measures.growth.GrowthOperator.picture": lambda: {"first": 1},
     "measures.bounds.bernoulli_kl": lambda: {"q": 0.1, "p": 0.2},
     "measures.bounds.all_bounds": lambda: {"empirical": 0.1, "kl": 5.0, "n": 500, "delta": 0.025, "penalty": 1.0},
     "measures.bounds.bound_from_summary": lambda: {"ebar": 0.1, "kl": 5.0, "rho": -1.3, "n": 500, "delta": 0.025,

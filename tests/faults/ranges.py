@@ -71,15 +71,16 @@ RANGES: tuple[Range, ...] = (
         "vertices targets spectral_density.probes Monitor.top planted_dictionary.atoms dense.atoms omp_threshold.atoms "
         "omp_success_bound.atoms LearningSettings.sparsity hessian_structure.k compare.k compare_layers.k "
         "track_eigenpairs.k omp_threshold.k omp_success_bound.k wrn.k sample regime_diagram.steps cnn.kernel "
-        "passes networks grid_penalty.j held_out_bound.n pac_bayes_bound.rank"),
+        "passes networks grid_penalty.j held_out_bound.n pac_bayes_bound.rank "
+        "growth_operators.layers growth_operator.layers"),
     Range("8, 9, ...", lambda v: is_whole(v) and v >= 8, "risk_certificate.n all_bounds.n bound_from_summary.n"),
     Range("1, 2, 3, ... up to what there is", lambda v: is_whole(v) and 1 <= v < 1000,
-        "k sparsity s rank restrict_vocab OutputHead.restricted.words TaylorTwin.order", bounded=True),
+        "k sparsity s rank restrict_vocab OutputHead.restricted.words TaylorTwin.order added grow.layers", bounded=True),
     Range("0, 1, 2, ...", lambda v: is_whole(v) and v >= 0,
         "memory_budget hold_bytes directions drop_first mask_token rounds rows expansions resamples paths check_steps best_step "
         "step first_step start i kernel_drift.probes kernels_on_ball.probes pl_report.probes learn_dictionaries.epochs "
         "anchor_clusters.top compare_prompts.top expected_regime.steps visiting_steps.steps class_orbit.steps "
-        "descend.steps one_example.steps pure_quadratic.steps unit_sigma.steps raises"),
+        "descend.steps one_example.steps pure_quadratic.steps unit_sigma.steps raises GrowthOperator.picture.first"),
     Range("0, 1, 2, ... up to what there is", lambda v: is_whole(v) and 0 <= v < 1000,
         "n_train n_test held_out_bound.errors", bounded=True),
     Range("0 or more, up to the draws", lambda v: is_finite(v) and 0 <= v <= 1000, "risk_certificate.errors", bounded=True),
@@ -148,6 +149,9 @@ RANGES: tuple[Range, ...] = (
     # Several of them
     Range("one or more of 1, 2, 3, ...", lambda v: is_list_of(lambda w: is_whole(w) and w >= 1, v),
         "sizes ms blocks patch_shape choose_dictionary.n_components choose_dictionary.sparsity image ranks cnn.widths"),
+    Range("places, or none", lambda v: is_list_of(lambda w: is_whole(w) and w >= 0, v), "starts"),
+    Range("layers in order, none for a random one",
+        lambda v: is_list_of(lambda w: w is None or is_whole(w), v), "GrowthOperator.of.layers grow.operator"),
     Range("none of 1, 2, 3, ... or more", lambda v: v == [] or is_list_of(lambda w: is_whole(w) and w >= 1, v), "widths"),
     Range("one of 1, 2, 3, ... or several", lambda v: is_whole(v) and v >= 1, "seeds trials ntk_cnn.width ntk_fcn.width"),
     Range("one of 0, 1, 2, ... or several", lambda v: is_whole(v) and v >= 0, "labels bulk at order replicas"),

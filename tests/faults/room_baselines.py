@@ -464,6 +464,7 @@ OWNERS: dict[str, Callable[[], Any]] = {
     "measures.anchors.LogLinear.from_logits": lambda: anchors.LogLinear,
     "measures.anchors.OutputHead.restricted": head,
     "measures.dictionary.SparseCodes.dense": lambda: dictionary.pursue(numbers(4, 6), torch.eye(6).double(), 1),
+    "measures.growth.GrowthOperator.picture": lambda: th.growth_operators(4, 2)[0],
     "measures.bounds.GaussianPosterior.sample": lambda: risk().posterior,
     "measures.audit.InputAudit.called": lambda: th.measures.audit.audit_inputs(problem()),
     "measures.data_audit.LabelAudit.recall": lambda: th.measures.data_audit.audit_labels(classification()),

@@ -19,7 +19,7 @@ STAND_INS: dict[str, Callable[..., Any]] = {**baselines.STAND_INS, **room_baseli
 
 _MEASURES = (
     "hessian dynamics kernel linearity features anchors dictionary stability quadratic_models audit data_audit mode_connectivity "
-    "progress trials bounds stepsize"
+    "progress trials bounds stepsize growth"
 )
 _ROOMS = [
     *[

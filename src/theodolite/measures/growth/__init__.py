@@ -5,8 +5,8 @@ from theodolite.measures.growth.body import Body as Body
 from theodolite.measures.growth.body import find_body as find_body
 from theodolite.measures.growth.choice import GrowthChoice as GrowthChoice
 from theodolite.measures.growth.choice import landscape_aware_growth as landscape_aware_growth
-from theodolite.measures.growth.grow import Grown as Grown
-from theodolite.measures.growth.grow import grow as grow
+from theodolite.measures.growth.growing import Grown as Grown
+from theodolite.measures.growth.growing import grow as grow
 from theodolite.measures.growth.operators import INITS as INITS
 from theodolite.measures.growth.operators import NAMES as NAMES
 from theodolite.measures.growth.operators import GrowthOperator as GrowthOperator

@@ -12,7 +12,9 @@ from typing import Any
 
 from torch import nn
 
+from theodolite.arguments import a_text, checked
 from theodolite.measures.growth.operators import GrowthOperator
+from theodolite.problem.arguments import a_module
 from theodolite.text import listed, nearest, plural, quoted
 
 #: The shapes of a block's parameters by name: blocks that can stand in each other's place agree in it.
@@ -42,7 +44,7 @@ class Body:
 
     def blocks(self, model: nn.Module) -> list[nn.Module]:
         """The blocks of this model, or of a copy of it."""
-        inside = dict(model.get_submodule(self.path).named_children())
+        inside: dict[str, Any] = dict(model.get_submodule(self.path)._modules)  # a block that stands there twice is there twice
         return [inside[name] for name in self.names]
 
     def prefix(self, name: str) -> str:
@@ -63,8 +65,10 @@ class Layout:
 
     @cached_property
     def templates(self) -> list[int]:
-        """For each new place the old block that it has the shape and the settings of."""
-        return self.operator.templates()
+        """For each new place the old block that it has the shape and the settings of: of a random one the nearest of usual shape."""
+        free = [layer for layer in range(self.body.layers) if layer not in self.body.fixed]
+        pairs = zip(self.operator.templates(), self.operator.layer_map(), strict=True)
+        return [min(free, key=lambda layer: abs(layer - old)) if origin.source is None else old for old, origin in pairs]
 
     @cached_property
     def names(self) -> list[str]:
@@ -106,6 +110,7 @@ class Layout:
         return {new: (old, place) for new, old, place in self.children}
 
 
+@checked(model=a_module, body=a_text)
 def find_body(model: nn.Module, body: str | None = None) -> Body:
     """The list of blocks of one type in a model: the only one there is outside of other blocks, or the one called `body`.
 
@@ -138,12 +143,12 @@ def check_operator(body: Body, operator: GrowthOperator) -> None:
             f"operator is for a model of {plural(operator.layers, 'layer')}; {body.path or 'the model'} has {body.layers}. Make it with "
             f"th.growth_operators({body.layers}, {operator.added})."
         )
-    copied = {template for template, origin in zip(operator.templates(), operator.layer_map(), strict=True) if origin.is_new}
+    copied = {origin.source for origin in operator.layer_map() if origin.is_new}
     if bad := sorted(copied & set(body.fixed)):
         free = [layer for layer in range(body.layers) if layer not in body.fixed]
         raise ValueError(
-            f"operator repeats layer {bad[0]} of {body.path}, whose parameters have other shapes than those of the other layers; such "
-            f"a layer stays and is not repeated. Take one that repeats layers {free[0]} .. {free[-1]} alone: start={free[0]} or more."
+            f"operator repeats layer {bad[0]} of {body.path}, whose parameters have other shapes than those of most layers; such a layer "
+            f"stays and is not repeated. Take one that repeats others: {listed(free, 12)}."
         )
 
 

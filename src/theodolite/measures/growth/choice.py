@@ -133,7 +133,7 @@ class GrowthChoice(Result):
         """One row per operator and look, then the baselines.
 
         `loss` is the validation loss, `behind` its distance from that of the best, with its paired `error`; `flops` what the run
-        has taken.
+        has taken, and `equal_to` what takes as much, for a baseline.
         """
         curves, found = self.curves, []
         for c, operator in enumerate(self.operators):
@@ -142,7 +142,7 @@ class GrowthChoice(Result):
                     break
                 behind, error = curves.behind(c, look=look)
                 row = {"operator": operator.name, "step": step, "loss": loss, "behind": behind, "error": error}
-                found.append({**row, "flops": step * self.step_flops})
+                found.append({**row, "flops": step * self.step_flops, "equal_to": ""})
         return [*found, *(dict(row) for row in self.baselines)]
 
     def save(self, path: str | PathLike[str]) -> None:

@@ -84,15 +84,15 @@ def _correlation(x: Array, y: Array) -> float:
 def heat_map(losses: Any) -> Array:
     """`H[t, t'] = Spearman(ℓ_t, ℓ_t')` over the candidates, (steps, steps).
 
-    >>> heat_map([[1.0, 2.0], [2.0, 1.0]]).round(12).tolist()
+    >>> heat_map([[1.0, 2.0], [2.0, 1.0]]).tolist()
     [[1.0, -1.0], [-1.0, 1.0]]
     """
     ranks = rankdata(losses, axis=0)
     ranks = ranks - ranks.mean(axis=0)
-    sizes = np.sqrt((ranks**2).sum(axis=0))
+    squares = (ranks**2).sum(axis=0)
     with np.errstate(invalid="ignore", divide="ignore"):
-        found: Array = (ranks.T @ ranks) / np.outer(sizes, sizes)
-    found = np.clip((found + found.T) / 2, -1.0, 1.0)
+        found: Array = np.clip((ranks.T @ ranks) / np.sqrt(np.outer(squares, squares)), -1.0, 1.0)
+    found = (found + found.T) / 2
     np.fill_diagonal(found, 1.0)
     return found
 
@@ -187,7 +187,8 @@ def regret(losses: Any, final: Any = None) -> Array:
     [1.5, 0.0]
     """
     last = _final(losses, final)
-    return last[np.argmin(losses, axis=0)] - last.min()
+    lost: Array = last[np.argmin(losses, axis=0)] - last.min()
+    return lost
 
 
 @checked(losses=a_table, final=a_column)
@@ -203,7 +204,7 @@ def relative_regret(losses: Any, final: Any = None) -> Array:
     ends = last[np.isfinite(last)]
     spread = float(ends.max() - ends.min()) if len(ends) else 0.0
     lost = regret(losses, last)
-    return np.clip(lost / spread, 0.0, 1.0) if spread > 0 else np.where(lost > 0, 1.0, 0.0)
+    return np.asarray(np.clip(lost / spread, 0.0, 1.0) if spread > 0 else lost > 0, dtype=np.float64)
 
 
 # Errors

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from theodolite.measures.growth.body import Body, Layout
-from theodolite.measures.growth.plain_models import outside
+from theodolite.measures.growth.plain_models import own_tensors
 from theodolite.problem.calling import copy_model
 from theodolite.text import listed, plural
 
@@ -77,7 +77,7 @@ def _skeleton(old: Any, layout: Layout) -> tuple[Any, list[str]]:
         changed = _deepen(_sub_config(config, path), name, layout)
         try:
             skeleton = _built(type(old), config)
-            blocks = len(dict(skeleton.get_submodule(layout.body.path).named_children()))
+            blocks = len(skeleton.get_submodule(layout.body.path)._modules)
         except Exception as error:
             tried.append(f"{name} ({type(error).__name__}: {(str(error).splitlines() or [''])[0]})")
             continue
@@ -150,7 +150,8 @@ def _built(kind: Any, config: Any) -> Any:
 def _filled(new: Any, old: Any, layout: Layout) -> tuple[Any, list[str]]:
     """The skeleton with copies of the old model's tensors; what is tied there is tied here."""
     known = dict(old.named_modules(remove_duplicate=False))
-    shared = _shared_tensors(old, layout)
+    names = [layout.body.prefix(name).removesuffix(".") for name in layout.body.names]
+    shared = _shared(old, names)
     copies: dict[tuple[int, int | None], Tensor] = {}
     notes: list[str] = []
     for name, module in new.named_modules(remove_duplicate=False):
@@ -178,13 +179,10 @@ def _called(module: nn.Module | None) -> str:
     return "missing" if module is None else f"a {type(module).__name__}"
 
 
-def _shared_tensors(old: nn.Module, layout: Layout) -> set[int]:
-    """Tensors that blocks share with one another or with the rest."""
-    found: set[int] = set()
-    for name, block in zip(layout.body.names, layout.body.blocks(old), strict=True):
-        own = {id(t) for t in (*block.parameters(), *block.buffers())}
-        found |= own & {id(thing) for thing in outside(old, layout.body.prefix(name)) if isinstance(thing, Tensor)}
-    return found
+def _shared(old: nn.Module, blocks: Sequence[str]) -> set[int]:
+    """Tensors in blocks that are shared with other blocks or with the rest."""
+    own = {id(t) for block in own_tensors(old, blocks).values() for t in block.values()}
+    return {id(t) for block in blocks for t in old.get_submodule(block).parameters()} - own
 
 
 def _take(

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from theodolite.arguments import a_text, checked, count, each, either, fields_checked, integer, shown, whole
+from theodolite.arguments import a_text, checked, count, each, either, fields_checked, integer, one_of, shown, whole
 from theodolite.text import listed, nearest, quoted
 
 #: What new layers start from, in the order in which ties between operators are broken.
@@ -171,6 +171,7 @@ class GrowthOperator:
                 seen.add(layer)
         return new
 
+    @checked(first=whole)
     def picture(self, first: int = 0) -> str:
         """The layers of the grown model in a line, new ones in brackets: R random, I1 an identity from layer 1, S1 a scaled copy.
 
@@ -220,7 +221,7 @@ def growth_operators(
     _check_depth(layers, added)
     first = range(layers - added + 1) if starts is None else each(whole)("starts", starts)
     sizes = _divisors(added) if blocks is None else each(count)("blocks", blocks)
-    ways = each(a_text)("inits", [inits] if isinstance(inits, str) else inits)
+    ways = each(one_of(*INITS))("inits", [inits] if isinstance(inits, str) else inits)
     found = {
         GrowthOperator(start, block, init, layers=layers, added=added)
         for init in dict.fromkeys(ways)

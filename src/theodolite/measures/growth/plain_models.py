@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -52,11 +52,19 @@ def outside(model: nn.Module, prefix: str) -> Iterator[Any]:
             yield from (value for key, value in vars(module).items() if key in _SETTINGS and not isinstance(value, int | str))
 
 
-def own_tensors(model: nn.Module, prefix: str) -> dict[str, Tensor]:
-    """The parameters of the block of this prefix that nothing outside of it shares, by their names in the block."""
-    shared = {id(thing) for thing in outside(model, prefix)}
-    block = model.get_submodule(prefix.removesuffix("."))
-    return {name: p for name, p in block.named_parameters() if id(p) not in shared}
+def own_tensors(model: nn.Module, names: Collection[str]) -> dict[str, dict[str, Tensor]]:
+    """For each of the named blocks its parameters by their names in it, without those that something outside of it shares."""
+    owners: dict[int, str] = {}
+    shared: set[int] = set()
+    starts = {f"{name}.": name for name in names}
+    sizes = {len(start) for start in starts}
+    for name, module in model.named_modules(remove_duplicate=False):
+        owner = next((starts[start] for size in sizes if (start := f"{name}."[:size]) in starts), "")
+        for t in (*module._parameters.values(), *module._buffers.values()):
+            if t is not None and owners.setdefault(id(t), owner) != owner:
+                shared.add(id(t))
+    blocks = {name: model.get_submodule(name) for name in names}
+    return {name: {key: p for key, p in block.named_parameters() if id(p) not in shared} for name, block in blocks.items()}
 
 
 def _number_blocks(old: list[nn.Module], new: list[nn.Module | None]) -> None:
@@ -136,18 +144,18 @@ def draw_blocks(model: nn.Module, names: Sequence[str], initialise: Callable[[nn
     What it leaves is drawn with the spread it had; vectors become 1 or 0. What a block shares with the rest of the model stays.
     """
     notes: list[str] = []
-    for name in names:
-        block, own = model.get_submodule(name), own_tensors(model, f"{name}.")
+    for name, own in own_tensors(model, names).items():
+        block = model.get_submodule(name)
         free = {id(p) for p in own.values()}
         kept = [(p, p.detach().clone()) for p in block.parameters() if id(p) not in free]
-        spread = {key: float(p.detach().std(correction=0)) for key, p in own.items() if p.is_floating_point()}
+        drawn = {key: p.detach() for key, p in own.items() if p.is_floating_point() and p.numel()}
         with torch.no_grad():
-            for key in spread:
-                own[key].fill_(torch.nan)
+            for p in drawn.values():
+                p.view(-1)[0] = torch.nan
             initialise(block)
-            for p, value in kept:
-                p.copy_(value)
-            notes += [_draw_alike(key, own[key], std) for key, std in spread.items() if bool(torch.isnan(own[key]).any())]
+            for shared, value in kept:
+                shared.copy_(value)
+            notes += [_draw_alike(key, p) for key, p in drawn.items() if bool(torch.isnan(p.view(-1)[0]))]
     return list(dict.fromkeys(notes))
 
 
@@ -164,9 +172,10 @@ def initialise_block(model: nn.Module, block: nn.Module) -> None:
         block.apply(each)
 
 
-def _draw_alike(name: str, parameter: Tensor, std: float) -> str:
-    """Fill a parameter for which the model has no initialiser."""
+def _draw_alike(name: str, parameter: Tensor) -> str:
+    """Fill a parameter for which the model has no initialiser; its first entry is lost."""
     if parameter.ndim > 1:
+        std = float(parameter.view(-1)[1:].std(correction=0)) if parameter.numel() > 2 else 0.02
         parameter.normal_(0.0, std)
         return f"{name} has no initialiser (reset_parameters or _init_weights): drawn normal with the spread it had, {std:.3g}."
     value = 1.0 if name.rpartition(".")[2] in ("weight", "scale", "gamma", "g") else 0.0

@@ -41,7 +41,8 @@ class Preservation(Result):
         ]  # fmt: skip
 
     def sentence(self) -> str:
-        change = f"Outputs change by {number(self.outputs)} at most, {number(100 * self.relative)} % of the largest one."
+        size = f"by {number(self.outputs)} at most, {number(100 * self.relative)} % of the largest one"
+        change = f"Outputs change {size}." if self.outputs else "Outputs do not change."
         if self.loss_before is None or self.loss_after is None:
             return change
         return f"The loss is {number(self.loss_after)} after growing, {number(self.loss_before)} before. {change}"
@@ -76,7 +77,11 @@ class Inputs:
     def call(self, model: nn.Module) -> Any:
         """What the model returns, in eval mode, left as found."""
         with left_as_found(model, "eval"):
-            return model(*self.args, **self.kwargs)
+            try:
+                return model(*self.args, **self.kwargs)
+            except (RuntimeError, ValueError, TypeError, LookupError, AttributeError) as error:
+                first = (str(error).splitlines() or [""])[0]
+                raise ValueError(f"inputs: {type(model).__name__} cannot be called with them: {type(error).__name__}: {first}") from error
 
     def loss_of(self, model: nn.Module) -> float | None:
         """The loss on the data, or the one that the model returns for these inputs."""

@@ -21,10 +21,17 @@ from theodolite.problem.tensors import named_tensors
 
 @dataclass(frozen=True)
 class StreamProjections:
-    """Names of a block's parameters that write into the residual stream, and whether it is the identity with them at zero."""
+    """A block's parameters that write into the residual stream.
+
+    Attributes:
+        names: their names, weights with their biases.
+        identity: whether the block is the identity with them at zero; with norms behind the sums it is not.
+        halved: what the block adds with half of them, over what it adds with all; nearly 1 where a norm stands behind each.
+    """
 
     names: tuple[str, ...]
     identity: bool
+    halved: float
 
 
 @torch.no_grad()
@@ -37,9 +44,6 @@ def stream_projections(block: nn.Module, call: Call, own: Mapping[str, Tensor], 
         own: the parameters of the block that belong to it alone, by name.
         seed: of the random values.
 
-    Returns:
-        Their names, weights with their biases; and whether the block is the identity with them at zero. With norms behind the
-        sums it is not.
     """
     x = _stream(call.input if call.args else call.kwargs)
     groups = _groups(block, own, _calls(block, call))
@@ -57,10 +61,18 @@ def stream_projections(block: nn.Module, call: Call, own: Mapping[str, Tensor], 
                 kept += group
                 for name in group:
                     own[name].zero_()
-        return StreamProjections(tuple(kept), _same(quiet, x))
+        _put(own, values)
+        whole = (_output(block, call, x) - quiet).norm()
+        _put(own, {name: 0.5 * values[name] for name in kept})
+        half = (_output(block, call, x) - quiet).norm()
+        return StreamProjections(tuple(kept), _same(quiet, x), float(half / whole) if whole else 0.0)
     finally:
-        for name, value in values.items():
-            own[name].copy_(value)
+        _put(own, values)
+
+
+def _put(own: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
+    for name, value in values.items():
+        own[name].copy_(value)
 
 
 def _same(y: Tensor, x: Tensor) -> bool:

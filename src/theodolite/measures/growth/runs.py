@@ -23,7 +23,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from theodolite._names import room
 from theodolite.measures.growth import hugging_face, plain_models
-from theodolite.measures.growth.grow import grow
+from theodolite.measures.growth.growing import grow
 from theodolite.measures.growth.operators import GrowthOperator
 from theodolite.measures.growth.validation import batch_check_sum, part_losses
 from theodolite.measures.trials import start_anew
@@ -66,7 +66,7 @@ class Recipe:
     batch_size: int | None = None
     shuffle: bool = True
     first: int = 0
-    state: str = "copy"
+    state: Literal["copy", "zero_new", "reset"] = "copy"
     body: str | None = None
     target: str = "labels"
     clip: float | None = None

@@ -17,7 +17,7 @@ from theodolite.errors import ArgumentError
 from theodolite.files import check_sum, json_check_sum, write_whole
 from theodolite.interrupts import unbroken_context
 from theodolite.measures.growth.body import find_body
-from theodolite.measures.growth.grow import refuse_quantised
+from theodolite.measures.growth.growing import refuse_quantised
 from theodolite.measures.growth.operators import GrowthOperator, added_layers, growth_operator, growth_operators
 from theodolite.measures.growth.optimizer_state import check_optimizer
 from theodolite.measures.growth.runs import (

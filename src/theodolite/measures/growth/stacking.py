@@ -19,7 +19,7 @@ from theodolite.arguments import a_text, checked, count, fields_checked, optiona
 from theodolite.arguments import seed as a_seed
 from theodolite.measures.growth.body import find_body
 from theodolite.measures.growth.choice import GrowthChoice, landscape_aware_growth
-from theodolite.measures.growth.grow import grow
+from theodolite.measures.growth.growing import grow
 from theodolite.measures.growth.operators import GrowthOperator, growth_operators
 from theodolite.measures.growth.runs import finite_stream
 from theodolite.measures.growth.search import own_optimizer

@@ -175,7 +175,14 @@ class GrowthStudy(Result):
     def rows(self) -> list[Row]:
         """One row per seed, operator and look, then the baselines."""
         return [
-            {"operator": name, "seed": seed, "step": step, "loss": float(self.losses[s, c, t]), "flops": step * self.step_flops}
+            {
+                "operator": name,
+                "seed": seed,
+                "step": step,
+                "loss": float(self.losses[s, c, t]),
+                "flops": step * self.step_flops,
+                "equal_to": "",
+            }
             for s, seed in enumerate(self.seeds)
             for c, name in enumerate(self.names)
             for t, step in enumerate(self.steps)
@@ -296,8 +303,8 @@ def growth_study(
     refuse_other_streams((row for row in grown if row["step"] == looks[-1] and np.isfinite(row["parts"]).all()), names)
     weights = np.array(recipe.validation.weighting.weights)
     table = _table(grown, seeds, len(chosen), looks, len(weights))
-    finite = np.isfinite(table).all(axis=-1)
-    losses = np.where(finite, np.where(finite[..., None], table, 0.0) @ (weights / weights.sum()), math.inf)
+    losses = np.where(np.isfinite(table), table, 0.0) @ (weights / weights.sum())
+    losses[~np.isfinite(table).all(axis=-1)] = math.inf
     return GrowthStudy(
         operators=tuple(chosen),
         steps=tuple(looks),

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from theodolite.arguments import a_text, checked, count, one_of, optional, seed, shown
+from theodolite.arguments import a_text, about, checked, count, one_of, optional, seed, shown
 from theodolite.measures.growth import hugging_face, plain_models
 from theodolite.measures.growth.body import Body, Layout, check_operator, find_body
 from theodolite.measures.growth.hugging_face import grow_hugging_face, pretrained_part
@@ -170,7 +170,8 @@ def _operator(operator: Any, body: Body, layers: int | None) -> GrowthOperator:
             )
         found = growth_operator(operator, body.layers, added_layers(body.layers, layers))
     elif isinstance(operator, Iterable) and not isinstance(operator, Mapping | Tensor | nn.Module):
-        found = GrowthOperator.of(operator)
+        with about("operator"):
+            found = GrowthOperator.of(operator)
     else:
         raise TypeError(
             "operator must be a GrowthOperator (th.growth_operators makes them), a list of old layers, or a name such as 'last'. "
@@ -223,17 +224,26 @@ def _prepare(
         return notes, fresh
     found = _projections(model, grown, layout, copied[0], inputs, seed)
     if init == "identity" and not found.identity:
-        notes.append(
-            "This model has no identity block: it normalises behind its sums, so a block that adds nothing still changes the stream. "
-            "The projections into the stream of the new layers are zero."
-        )
+        notes.append(_NO_IDENTITY)
+    if init == "scaled" and found.halved > 0.9:
+        notes.append(_NOT_SCALED)
     with torch.no_grad():
-        for place in copied:
-            own = own_tensors(grown, f"{_block(layout, place)}.")
+        blocks = own_tensors(grown, [_block(layout, place) for place in copied])
+        for place, own in zip(copied, blocks.values(), strict=True):
             for name in found.names:
                 own[name].mul_(0.0 if init == "identity" else SCALE)
             fresh[place] = set(found.names)
     return notes, fresh
+
+
+_NO_IDENTITY = (
+    "This model has no identity block: it normalises behind its sums, so a block that adds nothing still changes the stream. The "
+    "projections into the stream of the new layers are zero."
+)
+_NOT_SCALED = (
+    "Halving the projections into the stream changes little here: a norm behind each takes the scale out again, so the new layers are "
+    "nearly copies."
+)
 
 
 def _block(layout: Layout, place: int) -> str:
@@ -257,7 +267,7 @@ def _projections(
     if not calls:
         raise ValueError(f"the model was called and did not call its layer {layout.templates[place]}: is body= the right list?")
     name = _block(layout, place)
-    return stream_projections(grown.get_submodule(name), calls[0], own_tensors(grown, f"{name}."), seed)
+    return stream_projections(grown.get_submodule(name), calls[0], own_tensors(grown, [name])[name], seed)
 
 
 def _descents(model: nn.Module, grown: nn.Module, layout: Layout, fresh: Mapping[int, set[str] | None]) -> list[Descent]:
