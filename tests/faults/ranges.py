@@ -72,15 +72,17 @@ RANGES: tuple[Range, ...] = (
         "omp_success_bound.atoms LearningSettings.sparsity hessian_structure.k compare.k compare_layers.k "
         "track_eigenpairs.k omp_threshold.k omp_success_bound.k wrn.k sample regime_diagram.steps cnn.kernel "
         "passes networks grid_penalty.j held_out_bound.n pac_bayes_bound.rank "
-        "growth_operators.layers growth_operator.layers"),
+        "growth_operators.layers growth_operator.layers smooth r Stage.operators.depth"),
     Range("8, 9, ...", lambda v: is_whole(v) and v >= 8, "risk_certificate.n all_bounds.n bound_from_summary.n"),
     Range("1, 2, 3, ... up to what there is", lambda v: is_whole(v) and 1 <= v < 1000,
-        "k sparsity s rank restrict_vocab OutputHead.restricted.words TaylorTwin.order added grow.layers", bounded=True),
+        "k sparsity s rank restrict_vocab OutputHead.restricted.words TaylorTwin.order added grow.layers "
+        "landscape_aware_growth.layers growth_study.layers", bounded=True),
     Range("0, 1, 2, ...", lambda v: is_whole(v) and v >= 0,
         "memory_budget hold_bytes directions drop_first mask_token rounds rows expansions resamples paths check_steps best_step "
         "step first_step start i kernel_drift.probes kernels_on_ball.probes pl_report.probes learn_dictionaries.epochs "
         "anchor_clusters.top compare_prompts.top expected_regime.steps visiting_steps.steps class_orbit.steps "
-        "descend.steps one_example.steps pure_quadratic.steps unit_sigma.steps raises GrowthOperator.picture.first"),
+        "descend.steps one_example.steps pure_quadratic.steps unit_sigma.steps raises GrowthOperator.picture.first "
+        "first lag GrowthStudy.heatmap.until GrowthStudy.transition.until"),
     Range("0, 1, 2, ... up to what there is", lambda v: is_whole(v) and 0 <= v < 1000,
         "n_train n_test held_out_bound.errors", bounded=True),
     Range("0 or more, up to the draws", lambda v: is_finite(v) and 0 <= v <= 1000, "risk_certificate.errors", bounded=True),
@@ -88,7 +90,7 @@ RANGES: tuple[Range, ...] = (
         "period groups side bars.most exact_anchor_world.dim gaussian_dictionary_world.dim rank_k_target.dim rank_k_targets.dim "
         "ntk_cnn.depth"),
     Range("-1, where a schedule begins, or a step", lambda v: is_whole(v) and v >= -1, "last_epoch"),
-    Range("an odd number from 1 on", lambda v: is_whole(v) and v >= 1 and v % 2 == 1, "kernel"),
+    Range("an odd number from 1 on", lambda v: is_whole(v) and v >= 1 and v % 2 == 1, "kernel GrowthStudy.smoothed.window"),
     Range("a place: 0, 1, ... below what there is", lambda v: is_whole(v) and 0 <= v < 1000,
         "feature output layer.index vertex replica layer source with_connections.target word linearity.samples hessian_norm.samples "
         "linearity_deviation.sample trial StabilityResult.explains.trial StabilityResult.fit.trial "
@@ -150,6 +152,8 @@ RANGES: tuple[Range, ...] = (
     Range("one or more of 1, 2, 3, ...", lambda v: is_list_of(lambda w: is_whole(w) and w >= 1, v),
         "sizes ms blocks patch_shape choose_dictionary.n_components choose_dictionary.sparsity image ranks cnn.widths"),
     Range("places, or none", lambda v: is_list_of(lambda w: is_whole(w) and w >= 0, v), "starts"),
+    Range("baselines, or none", lambda v: v == [], "baselines"),
+    Range("stages, each deeper than the one before", lambda v: False, "stages"),
     Range("layers in order, none for a random one",
         lambda v: is_list_of(lambda w: w is None or is_whole(w), v), "GrowthOperator.of.layers grow.operator"),
     Range("none of 1, 2, 3, ... or more", lambda v: v == [] or is_list_of(lambda w: is_whole(w) and w >= 1, v), "widths"),

@@ -15,6 +15,7 @@ from theodolite.plots.bars import bars, layer_ratios
 from theodolite.plots.certificate import plot_certificate, plot_posterior
 from theodolite.plots.curves import curves
 from theodolite.plots.dictionary import plot_atom_usage, plot_dictionary_choice
+from theodolite.plots.growth import growth_study_panels, plot_growth_choice, plot_stacking
 from theodolite.plots.linear_path import linear_path_panels
 from theodolite.plots.monitor import plot_monitor, plot_runs
 from theodolite.plots.range_test import range_test
@@ -176,6 +177,8 @@ _DRAWINGS: dict[str, Callable[[Any], Drawing]] = {
     "gaussian-posterior": plot_posterior,
     "gradient-flow": gradients_by_layer,
     "gradient-noise": gradient_groups,
+    "growth-choice": plot_growth_choice,
+    "growth-study": growth_study_panels,
     "kernel-drift": drift_by_distance,
     "label-audit": class_counts,
     "learning-progress": short_training,
@@ -186,6 +189,7 @@ _DRAWINGS: dict[str, Callable[[Any], Drawing]] = {
     "risk-certificate": plot_certificate,
     "run-comparison": plot_runs,
     "stability-result": lambda result: stability_panels(result.rows()),
+    "stacking": plot_stacking,
     "trace": loss_curve,
     "trial-runs": trial_runs,
 }

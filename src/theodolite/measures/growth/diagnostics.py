@@ -225,7 +225,8 @@ def paired_error(differences: Any, weights: Any = None) -> float:
         return math.inf
     w = w / w.sum()
     n = len(d)
-    return float(math.sqrt(n / (n - 1) * float((w**2 * (d - w @ d) ** 2).sum())))
+    with np.errstate(over="ignore"):  # of losses that are about to blow up
+        return math.sqrt(n / (n - 1) * float((w**2 * (d - w @ d) ** 2).sum()))
 
 
 @checked(difference=a_number, error=a_number)
@@ -257,11 +258,13 @@ def over_seeds(losses: Array) -> tuple[Array, Array, float]:
     same data. With one seed the errors are infinite and the noise is NaN.
     """
     seeds = len(losses)
-    mean = losses.mean(axis=0)
+    mean: Array = losses.mean(axis=0)
     if seeds < 2:
         return mean, np.full_like(mean, math.inf), math.nan
-    own = losses - losses.mean(axis=1, keepdims=True) + losses.mean(axis=(0, 1), keepdims=True)
-    deviations = own.std(axis=0, ddof=1)
+    whole_runs = np.isfinite(losses).all(axis=(0, 2))  # candidates that never diverged share what is shared
+    shared = losses[:, whole_runs].mean(axis=1, keepdims=True) if whole_runs.any() else np.zeros((seeds, 1, losses.shape[2]))
+    with np.errstate(over="ignore", invalid="ignore"):  # of runs that blew up
+        deviations = np.nan_to_num((losses - shared).std(axis=0, ddof=1), nan=math.inf, posinf=math.inf)
     last = deviations[np.isfinite(deviations[:, -1]), -1]
     return mean, deviations / math.sqrt(seeds), float(math.sqrt((last**2).mean())) if len(last) else math.nan
 

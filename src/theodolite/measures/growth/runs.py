@@ -22,6 +22,7 @@ from torch.optim import Optimizer
 from torch.utils.flop_counter import FlopCounterMode
 
 from theodolite._names import room
+from theodolite.arguments import shown
 from theodolite.measures.growth import hugging_face, plain_models
 from theodolite.measures.growth.growing import grow
 from theodolite.measures.growth.operators import GrowthOperator
@@ -103,6 +104,8 @@ def finite_stream(data: Any, needed: int) -> Any:
             "data can be read only once, and every candidate has to see the same batches: give a list of batches, tensors or a "
             "DataLoader."
         )
+    if not isinstance(data, Iterable) or isinstance(data, Mapping | str):
+        raise ValueError(f"data must be (inputs, targets), a list of batches or a DataLoader. Got {shown(data)}.")
     return data if has_length(data) else list(itertools.islice(iter(data), needed))
 
 

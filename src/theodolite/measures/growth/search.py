@@ -12,7 +12,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from theodolite.arguments import integer, shown
+from theodolite.arguments import about, each, integer, sequence, shown, whole
 from theodolite.errors import ArgumentError
 from theodolite.files import check_sum, json_check_sum, write_whole
 from theodolite.interrupts import unbroken_context
@@ -52,12 +52,6 @@ def prepared(
     whole = unwrap(model)
     refuse_quantised(whole)
     chosen = some_operators(operators, find_body(whole, options["body"]).layers, layers)
-    if isinstance(options["schedule"], LRScheduler):
-        raise ValueError(
-            "schedule is bound to the optimizer of the small model: give the learning rate as a function of the step, a table "
-            "{first step: rate} or a number."
-        )
-    as_schedule(options["schedule"])
     recipe = Recipe(
         whole,
         own_optimizer(optimizer, whole, options["schedule"]),
@@ -80,6 +74,12 @@ def _raw(recipe: Recipe, seed: int) -> Iterable[Any]:
 
 def own_optimizer(optimizer: Any, model: nn.Module, schedule: Any) -> Optimizer:
     """The optimizer of the small model, which moves parameters of that model alone."""
+    if isinstance(schedule, LRScheduler):
+        raise ValueError(
+            "schedule is bound to the optimizer of the small model: give the learning rate as a function of the step, a table "
+            "{first step: rate} or a number."
+        )
+    as_schedule(schedule)
     trained = [p for p in model.parameters() if p.requires_grad]
     first = float(schedule) if isinstance(schedule, int | float) else None if schedule is None else 1.0
     found = as_optimizer(optimizer, trained, lr=first, needs_rate=True, rate="schedule=0.1")
@@ -98,7 +98,8 @@ def some_operators(operators: Any, depth: int, layers: int) -> list[GrowthOperat
         given = [operators] if isinstance(operators, str | GrowthOperator) else operators
         if not isinstance(given, Iterable) or isinstance(given, Mapping):
             raise TypeError(f"operators must be 'all', or operators, names or lists of layers. Got {shown(operators)}.")
-        found = [_one(entry, depth, added) for entry in given]
+        with about("operators"):
+            found = [_one(entry, depth, added) for entry in given]
         if not found:
             raise ValueError("operators must hold at least one. Give 'all', or names such as ['last', 'identity', '2/1/copy'].")
     for one in found:
@@ -118,7 +119,7 @@ def _one(entry: Any, depth: int, added: int) -> GrowthOperator:
 
 def some_baselines(name: str, value: Any) -> tuple[str, ...]:
     """Baselines, each one of `BASELINES`, once."""
-    entries = [value] if isinstance(value, str) else list(value)
+    entries = [value] if isinstance(value, str) else list(sequence(name, value))
     if wrong := [entry for entry in entries if entry not in BASELINES]:
         raise ValueError(f"{name} must be of {quoted(BASELINES)}. Got {shown(wrong[0])}.")
     return tuple(entry for entry in BASELINES if entry in entries)
@@ -132,8 +133,8 @@ def looks_at(every: int | Sequence[int] | None, last: int, usual: int) -> list[i
         return sorted({*range(0, last, integer("every", every, least=1)), last})
     if isinstance(every, str) or not isinstance(every, Iterable):
         raise ValueError(f"every must be a number of steps, or a list of steps. Got {shown(every)}.")
-    listed_steps = {integer(f"every[{i}]", step, least=0) for i, step in enumerate(every)}
-    return sorted({0, *(step for step in listed_steps if step <= last), last})
+    wanted = each(whole)("every", every)
+    return sorted({0, *(step for step in wanted if step <= last), last})
 
 
 @unbroken_context

@@ -54,6 +54,7 @@ class Stage:
     def __post_init__(self) -> None:
         fields_checked(self, layers=count, steps=count)
 
+    @checked(depth=count)
     def operators(self, depth: int) -> list[GrowthOperator]:
         """The operators from a model of `depth` layers to this stage."""
         return growth_operators(depth, self.layers - depth, starts=self.starts, blocks=self.blocks, inits=self.inits)

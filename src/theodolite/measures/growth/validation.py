@@ -37,6 +37,10 @@ def validation_problem(model: nn.Module, loss: Loss, validation: Any, target: st
         if 0 < len(batches) < PARTS <= problem.samples and not problem.coupled:
             each = -(-PARTS // len(batches))
             problem = problem.with_batches([part for batch in batches for part in _cut(batch, each)])
+        if not np.isfinite(part_losses(problem, model)).all():
+            raise ValueError(
+                "the loss of the model itself is not finite there: look for bad values in the data, or in the model."
+            )
         _ = problem.weighting  # found out once, on the small model
     return problem
 

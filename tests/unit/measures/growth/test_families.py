@@ -89,7 +89,9 @@ def test_layers_are_where_the_operator_puts_them(family):
         for layer, (source, _) in zip(body.blocks(grown), op.layer_map(), strict=True):
             equal = [same(layer.state_dict(), old.state_dict()) for old in blocks]
             assert equal == [source == i for i in range(4)]
-        drawn = [layer.state_dict() for layer, (source, _) in zip(body.blocks(grown), op.layer_map(), strict=True) if source is None]
+        drawn = [
+            layer.state_dict() for layer, (source, _) in zip(body.blocks(grown), op.layer_map(), strict=True) if source is None
+        ]
         assert len(drawn) != 2 or not same(*drawn)
         assert not {p.data_ptr() for p in model.parameters()} & {p.data_ptr() for p in grown.parameters()}
         tied = [len(list(m.named_parameters(remove_duplicate=False))) - len(list(m.parameters())) for m in (model, grown)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 
 import numpy as np
@@ -20,14 +21,24 @@ def study(**more):
     return growth_study(**given(**{"steps": 8, "every": 4, "operators": ["last", "random-top", "identity"], **more}))
 
 
+@functools.cache
+def a_study():
+    return study(seeds=2, baselines=("small",))
+
+
+@functools.cache
+def a_stacking():
+    return dataclasses.replace(stacked(), model=None, optimizer=None)
+
+
 class TestGrowthStudy(ResultContract):
     def make(self):
-        return study(seeds=2, baselines=("small",))
+        return a_study()
 
 
 class TestStacking(ResultContract):
     def make(self):
-        return dataclasses.replace(stacked(), model=None, optimizer=None)
+        return a_stacking()
 
 
 def test_the_losses_are_those_of_plain_runs():
@@ -74,6 +85,7 @@ def test_diagnostics_of_known_curves():
     assert found.chosen(12) == found.best == found.operators[0]
     assert found.smoothed(3)[0].tolist() == [2.25, 5.5 / 3, 1.25]
     assert "rank correlation -1" in found.sentence()
+    assert len(found.plot().axes) == 4
 
 
 def test_no_rank_statistic_is_given_of_noise():
