@@ -72,7 +72,7 @@ RANGES: tuple[Range, ...] = (
         "omp_success_bound.atoms LearningSettings.sparsity hessian_structure.k compare.k compare_layers.k "
         "track_eigenpairs.k omp_threshold.k omp_success_bound.k wrn.k sample regime_diagram.steps cnn.kernel "
         "passes networks grid_penalty.j held_out_bound.n pac_bayes_bound.rank "
-        "growth_operators.layers growth_operator.layers smooth r Stage.operators.depth"),
+        "growth_operators.layers growth_operator.layers smooth r Stage.operators.depth ul2_objectives.span"),
     Range("8, 9, ...", lambda v: is_whole(v) and v >= 8, "risk_certificate.n all_bounds.n bound_from_summary.n"),
     Range("1, 2, 3, ... up to what there is", lambda v: is_whole(v) and 1 <= v < 1000,
         "k sparsity s rank restrict_vocab OutputHead.restricted.words TaylorTwin.order added grow.layers "
@@ -113,7 +113,7 @@ RANGES: tuple[Range, ...] = (
         "half_sum_rate.rate overfitting_dictionary.radius gaussian_dictionary_world.radius Fleet.train.schedule "
         "Fleet.rate stability.rate kl risk_certificate.penalty all_bounds.penalty"),
     Range("above 0 and below 1", lambda v: is_finite(v) and 0 < v < 1,
-        "tol level hidden_fraction threshold train_share choose_dictionary.held_out beta delta delta_draws split guessing"),
+        "tol level hidden_fraction threshold train_share choose_dictionary.held_out corrupted beta delta delta_draws split guessing"),
     Range("above 0 and at most 1", lambda v: is_finite(v) and 0 < v <= 1, "transfer_certificate.mu safe_share settled"),
     Range("0 or more and below 1", lambda v: is_finite(v) and 0 <= v < 1, "momentum held_out quantile"),
     Range("from 0 to 1", lambda v: is_finite(v) and 0 <= v <= 1,
@@ -152,6 +152,8 @@ RANGES: tuple[Range, ...] = (
     Range("one or more of 1, 2, 3, ...", lambda v: is_list_of(lambda w: is_whole(w) and w >= 1, v),
         "sizes ms blocks patch_shape choose_dictionary.n_components choose_dictionary.sparsity image ranks cnn.widths"),
     Range("places, or none", lambda v: is_list_of(lambda w: is_whole(w) and w >= 0, v), "starts"),
+    Range("three shares that sum to 1", lambda v: False, "shares"),
+    Range("above all tokens", lambda v: is_whole(v) and v > 23, "sentinel"),
     Range("baselines, or none", lambda v: v == [], "baselines"),
     Range("stages, each deeper than the one before", lambda v: False, "stages"),
     Range("layers in order, none for a random one",
@@ -162,7 +164,7 @@ RANGES: tuple[Range, ...] = (
     Range("one of 0, 1, 2, ... or several, also as a float", lambda v: is_finite(v) and v >= 0 and float(v).is_integer(),
         "top"),
     Range("one of 0, 1, 2, ... or several, or none", lambda v: v == [] or (is_whole(v) and v >= 0), "exclude"),
-    Range("steps, or none", lambda v: v == [] or (is_whole(v) and v >= 1), "checkpoints Fleet.train.every"),
+    Range("steps, or none", lambda v: v == [] or (is_whole(v) and v >= 1), "checkpoints Fleet.train.every train.every"),
     Range("one or more above 0 and finite", lambda v: is_list_of(lambda w: is_finite(w) and w > 0, v),
         "rates ratios panels.size"),
     Range("two numbers, the smaller first; infinite ends reach the edge", lambda v: False,

@@ -398,6 +398,8 @@ ROOMS: dict[str, Callable[[], Arguments]] = {
     "plots.plot_bound_fit": lambda: {"rows": [{"epoch": 1, "objective": 0.5, "error": 0.2}, {"epoch": 2, "objective": 0.4,
         "error": 0.1}], "bound": 0.45, "title": "t", "ax": axes()},
     "plots.plot_certificate": lambda: {"certificate": risk(), "title": "t", "ax": axes()},
+    "data.ul2_objectives": lambda: {"tokens": torch.arange(24).reshape(2, 12), "sentinel": 100, "shares": [0.5, 0.0, 0.5],
+        "corrupted": 0.2, "span": 2, "seed": 0},
     "plots.plot_growth_choice": lambda: {"choice": th.landscape_aware_growth(**searched(lag=1)), "title": "t", "ax": axes()},
     "plots.growth_study_panels": lambda: {"study": growth_study(), "title": "t"},
     "plots.plot_stacking": lambda: {"stacking": th.adaptive_stacking(**stacked(), lag=1), "title": "t", "ax": axes()},

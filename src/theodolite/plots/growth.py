@@ -67,8 +67,8 @@ def _losses(rows: list[Row], best: list[str], title: str, ax: Axes | None) -> Ax
     named = [{**row, "operator": row["operator"] if row["operator"] in best else OTHERS} for row in rows]
     order = [*best, *([OTHERS] if any(row["operator"] == OTHERS for row in named) else [])]
     return curves(
-        named, "step", "loss", by="operator", order=order, markers=False, labels="legend", title=title, xlabel="steps after growing",
-        ylabel="validation loss", ax=ax,
+        named, "step", "loss", by="operator", order=order, markers=False, labels="legend", title=title,
+        xlabel="steps after growing", ylabel="validation loss", ax=ax,
     )  # fmt: skip
 
 

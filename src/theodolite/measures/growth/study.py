@@ -272,7 +272,7 @@ def growth_study(
     >>> x = torch.randn(32, 4)
     >>> study = growth_study(
     ...     model, nn.MSELoss(), (x[:16], x[:16]), "adam", schedule=0.01, validation=(x[16:], x[16:]), layers=3, steps=4, every=2)
-    >>> study.steps, tuple(study.losses.shape), study.relative_regret(anyway=True)[-1]
+    >>> study.steps, tuple(study.losses.shape), float(study.relative_regret(anyway=True)[-1])
     ((0, 2, 4), (1, 5, 3), 0.0)
     """
     began = time.perf_counter()

@@ -357,3 +357,19 @@ def test_validation_text_inside_the_training_text_is_found_at_any_offset():
     check(model, loss, data, validation_problem(model, loss, (fresh[:, :-1], fresh[:, 1:]), "labels"), "labels")
     with pytest.raises(ValueError, match=r"50 of its 50 samples hold 24 tokens in a row that stand"):
         check(model, loss, data, validation_problem(model, loss, (inside[:, :-1], inside[:, 1:]), "labels"), "labels")
+
+
+def test_adafactor_keeps_its_state_and_goes_on():
+    """Old layers have their factored moments, random ones begin at zero."""
+    model, _ = trained()
+    optimizer = torch.optim.Adafactor(model.parameters(), lr=1e-2)
+    th.train(model, CRITERION, TRAIN, optimizer, steps=3, batch_size=16)
+    choice = chosen(model=model, optimizer=optimizer, operators=["random-top"], lag=0)
+    old, new = (choice.optimizer.state[choice.model.blocks[i].into.weight] for i in (0, 2))
+    assert float(old["step"]) == 3
+    assert torch.equal(old["row_var"], optimizer.state[model.blocks[0].into.weight]["row_var"])
+    assert float(new["step"]) == 0
+    assert float(new["row_var"].abs().max()) == 0
+    before = choice.model.blocks[2].out.weight.clone()
+    th.train(choice.model, CRITERION, TRAIN, choice.optimizer, steps=1, batch_size=16)
+    assert not torch.equal(choice.model.blocks[2].out.weight, before)
