@@ -32,9 +32,6 @@ from theodolite.plots.dictionary import plot_learning_curve as plot_learning_cur
 from theodolite.plots.figures import panels as panels
 from theodolite.plots.figures import save as save
 from theodolite.plots.figures import to_svg as to_svg
-from theodolite.plots.growth import growth_study_panels as growth_study_panels
-from theodolite.plots.growth import plot_growth_choice as plot_growth_choice
-from theodolite.plots.growth import plot_stacking as plot_stacking
 from theodolite.plots.heatmaps import heatmap as heatmap
 from theodolite.plots.heatmaps import leading_blocks as leading_blocks
 from theodolite.plots.heatmaps import matrix as matrix
@@ -55,6 +52,9 @@ from theodolite.plots.spectra import eigenvalues as eigenvalues
 from theodolite.plots.spectra import histogram as histogram
 from theodolite.plots.stability import pairs_and_maxima as pairs_and_maxima
 from theodolite.plots.stability import stability_panels as stability_panels
+from theodolite.plots.studies.growth import growth_study_panels as growth_study_panels
+from theodolite.plots.studies.growth import plot_growth_choice as plot_growth_choice
+from theodolite.plots.studies.growth import plot_stacking as plot_stacking
 from theodolite.plots.style import DIVERGING as DIVERGING
 from theodolite.plots.style import MARKERS as MARKERS
 from theodolite.plots.style import PALETTE as PALETTE

@@ -15,7 +15,6 @@ from theodolite.plots.bars import bars, layer_ratios
 from theodolite.plots.certificate import plot_certificate, plot_posterior
 from theodolite.plots.curves import curves
 from theodolite.plots.dictionary import plot_atom_usage, plot_dictionary_choice
-from theodolite.plots.growth import growth_study_panels, plot_growth_choice, plot_stacking
 from theodolite.plots.linear_path import linear_path_panels
 from theodolite.plots.monitor import plot_monitor, plot_runs
 from theodolite.plots.range_test import range_test
@@ -23,6 +22,7 @@ from theodolite.plots.regimes import regime_diagram
 from theodolite.plots.scatter import scatter
 from theodolite.plots.spectra import density, eigenvalues
 from theodolite.plots.stability import stability_panels
+from theodolite.plots.studies.growth import growth_study_panels, plot_growth_choice, plot_stacking
 from theodolite.results import Result
 
 Drawing = Axes | Figure
