@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from theodolite.arguments import a_text, about, checked, count, one_of, optional, seed, shown
+from theodolite.arguments import a_text, about, checked, count, one_of, seed, shown
 from theodolite.measures.growth import hugging_face, plain_models
 from theodolite.measures.growth.body import Body, Layout, check_operator, find_body
 from theodolite.measures.growth.hugging_face import grow_hugging_face, pretrained_part
@@ -27,7 +27,6 @@ from theodolite.problem.arguments import a_loss, a_model, an_optimizer, some_dat
 from theodolite.problem.calling import unwrap
 from theodolite.problem.state_guard import cuda_devices, own_random_state
 from theodolite.results import Cost, Result, Row
-from theodolite.text import plural
 
 #: What remains of a projection into the residual stream under init="scaled".
 SCALE = 0.5
@@ -75,8 +74,8 @@ class Grown(Result):
         added = sum(self.is_new)
         more = 100 * (self.parameters - self.parameters_before) / self.parameters_before
         parts = [
-            f"{len(self.source) - added} layers have become {len(self.source)} by {self.operator}: {self.parameters:,} parameters, "
-            f"{more:.0f} % more."
+            f"{len(self.source) - added} layers have become {len(self.source)} by {self.operator}: {self.parameters:,} "
+            f"parameters, {more:.0f} % more."
         ]
         parts += [str(self.preservation)] if self.preservation is not None else []
         return " ".join([*parts, *self.notes])
@@ -109,13 +108,13 @@ def grow(
         operator: one of `growth_operators`, a list of old layers (None for a random one), or a name such as "last" or "2/1/copy",
             which needs `layers`.
         optimizer: the model's optimizer; the grown one has its class, groups and settings.
-        state: of the optimizer. "copy": copied layers have the moments of what they copy, random ones begin at zero with a step of
-            their own; "zero_new": all new layers do; "reset": all layers do.
+        state: of the optimizer. "copy": copied layers have the moments of what they copy, random ones begin at zero with a step
+            of their own; "zero_new": all new layers do; "reset": all layers do.
         seed: of random layers.
         body: the name of the list of blocks, where there are several.
         layers: the depth to grow to, for an operator that is a name.
-        inputs: what the model is called with (a tensor, a tuple or a mapping), to measure the change of its outputs. Needed by the
-            inits "identity" and "scaled" unless `data` is given or the model is a Hugging Face one.
+        inputs: what the model is called with (a tensor, a tuple or a mapping), to measure the change of its outputs. Needed by
+            the inits "identity" and "scaled" unless `data` is given or the model is a Hugging Face one.
         data: data as `Problem` takes them, to measure the change of the loss too.
         loss: the loss on the data, None for models that return their own.
 
@@ -153,7 +152,7 @@ def grow(
         parameters=sum(p.numel() for p in grown.parameters()),
         parameters_before=sum(p.numel() for p in whole.parameters()),
         preservation=None if called is None else preservation(whole, grown, called),
-        notes=tuple([*notes, *more, *about_state]),
+        notes=(*notes, *more, *about_state),
         seed=seed,
         cost=Cost(seconds=time.perf_counter() - begun),
     )
@@ -189,13 +188,13 @@ def refuse_quantised(model: nn.Module) -> None:
     if getattr(model, "is_quantized", False) or getattr(config, "quantization_config", None) is not None:
         raise ValueError(_QUANTISED.format(what=type(model).__name__))
     for name, p in model.named_parameters():
-        if not p.is_floating_point() and not p.is_complex() or "8bit" in type(p).__name__ or "4bit" in type(p).__name__:
+        if (not p.is_floating_point() and not p.is_complex()) or "8bit" in type(p).__name__ or "4bit" in type(p).__name__:
             raise ValueError(_QUANTISED.format(what=name))
 
 
 _QUANTISED = (
-    "model: {what} has quantised weights, which cannot be trained. Load the model in full or half precision, grow it, and quantise the "
-    "grown one."
+    "model: {what} has quantised weights, which cannot be trained. Load the model in full or half precision, grow it, and "
+    "quantise the grown one."
 )
 
 
@@ -241,8 +240,8 @@ _NO_IDENTITY = (
     "projections into the stream of the new layers are zero."
 )
 _NOT_SCALED = (
-    "Halving the projections into the stream changes little here: a norm behind each takes the scale out again, so the new layers are "
-    "nearly copies."
+    "Halving the projections into the stream changes little here: a norm behind each takes the scale out again, so the new "
+    "layers are nearly copies."
 )
 
 
@@ -257,8 +256,8 @@ def _projections(
     inputs = inputs or sample_inputs(model, seed)
     if inputs is None:
         raise ValueError(
-            f"inputs must be given for init={layout.operator.init!r}: which weights write into the residual stream is measured. Give a "
-            "batch that the model takes, inputs=x, or data= with loss=."
+            f"inputs must be given for init={layout.operator.init!r}: which weights write into the residual stream is measured. "
+            "Give a batch that the model takes, inputs=x, or data= with loss=."
         )
     template = layout.body.blocks(model)[layout.templates[place]]
     calls: list[Call] = []
@@ -277,10 +276,9 @@ def _descents(model: nn.Module, grown: nn.Module, layout: Layout, fresh: Mapping
     found = []
     for name, p in grown.named_parameters():
         before, place = layout.origin(name)
-        is_new = place is not None and origins[place].is_new
         begins = False
-        if is_new and place in fresh:
+        if place is not None and place in fresh:
             names = fresh[place]
             begins = names is None or name.removeprefix(f"{_block(layout, place)}.") in names
-        found.append(Descent(p, old[before], is_new, begins))
+        found.append(Descent(p, old[before], place is not None and origins[place].is_new, begins))
     return found

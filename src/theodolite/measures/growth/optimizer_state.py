@@ -19,10 +19,10 @@ from theodolite.text import plural
 STATES = ("copy", "zero_new", "reset")
 
 #: Entries of states that begin at zero in torch's optimizers and in those of transformers.
-_BEGIN_AT_ZERO = frozenset(
-    "step exp_avg exp_avg_sq max_exp_avg_sq exp_inf momentum_buffer square_avg grad_avg acc_delta row_var col_var variance "
-    "exp_avg_sq_row exp_avg_sq_col RMS".split()
-)
+_BEGIN_AT_ZERO = {
+    "step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "exp_inf", "momentum_buffer", "square_avg", "grad_avg", "acc_delta",
+    "row_var", "col_var", "variance", "exp_avg_sq_row", "exp_avg_sq_col", "RMS",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from theodolite.problem import Problem
 from theodolite.problem.calling import main_output
 from theodolite.problem.state_guard import left_as_found, own_random_state
-from theodolite.results import Result, Row
+from theodolite.results import Result, Row, fields_of
 from theodolite.text import number
 
 
@@ -34,11 +34,7 @@ class Preservation(Result):
     loss_after: float | None = None
 
     def rows(self) -> list[Row]:
-        return [
-            {
-                "outputs": self.outputs, "relative": self.relative, "loss_before": self.loss_before, "loss_after": self.loss_after,
-            }
-        ]  # fmt: skip
+        return [fields_of(self, "outputs relative loss_before loss_after")]
 
     def sentence(self) -> str:
         size = f"by {number(self.outputs)} at most, {number(100 * self.relative)} % of the largest one"
@@ -81,7 +77,9 @@ class Inputs:
                 return model(*self.args, **self.kwargs)
             except (RuntimeError, ValueError, TypeError, LookupError, AttributeError) as error:
                 first = (str(error).splitlines() or [""])[0]
-                raise ValueError(f"inputs: {type(model).__name__} cannot be called with them: {type(error).__name__}: {first}") from error
+                raise ValueError(
+                    f"inputs: {type(model).__name__} cannot be called with them: {type(error).__name__}: {first}"
+                ) from error
 
     def loss_of(self, model: nn.Module) -> float | None:
         """The loss on the data, or the one that the model returns for these inputs."""

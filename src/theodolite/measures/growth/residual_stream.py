@@ -1,8 +1,9 @@
 """Which projections of a block write into the residual stream, found by measurement.
 
-A pre-norm block is `y = x + f(x)`. With all its projections at zero f is zero; then one after the other is given random values, in
-the order in which they are called, and those that change y go back to zero. What is left at zero are the last ones: the projections into
-the stream. With these at zero the block is the identity, and all parameters still move within two steps: first these, then the others.
+A pre-norm block is `y = x + f(x)`. With all its projections at zero f is zero; then one after the other is given random values,
+in the order in which they are called, and those that change y go back to zero. What is left at zero are the last ones: the
+projections into the stream. With these at zero the block is the identity, and all parameters still move within two steps: first
+these, then the others.
 """
 
 from __future__ import annotations
@@ -92,8 +93,8 @@ def _stream(tree: Any, shape: torch.Size | None = None) -> Tensor:
         if t.is_floating_point() and (t.shape == shape if shape is not None else t.ndim > 1):
             return t
     raise ValueError(
-        "a block of the body does not map a tensor to one of the same shape, so nothing can be added to it that leaves the model as it "
-        "is: take init='copy' or 'random'."
+        "a block of the body does not map a tensor to one of the same shape, so nothing can be added to it that leaves the model "
+        "as it is: take init='copy' or 'random'."
     )
 
 

@@ -79,7 +79,7 @@ def test_check_07_identities(family):
 
 @pytest.mark.parametrize("family", EACH)
 def test_layers_are_where_the_operator_puts_them(family):
-    """Old and copied ones are equal bit by bit, drawn ones differ from all; ties stay, nothing is shared, the old model is as it was."""
+    """Old and copied ones are equal bit by bit, drawn ones differ from all; ties stay, and the old model is as it was."""
     model = model_of(family)
     before = model_state(model)
     for init in ("copy", "random"):
@@ -89,7 +89,9 @@ def test_layers_are_where_the_operator_puts_them(family):
         for layer, (source, _) in zip(body.blocks(grown), op.layer_map(), strict=True):
             equal = [same(layer.state_dict(), old.state_dict()) for old in blocks]
             assert equal == [source == i for i in range(4)]
-        drawn = [layer.state_dict() for layer, (source, _) in zip(body.blocks(grown), op.layer_map(), strict=True) if source is None]
+        drawn = [
+            layer.state_dict() for layer, (source, _) in zip(body.blocks(grown), op.layer_map(), strict=True) if source is None
+        ]
         assert len(drawn) != 2 or not same(*drawn)
         assert not {p.data_ptr() for p in model.parameters()} & {p.data_ptr() for p in grown.parameters()}
         tied = [len(list(m.named_parameters(remove_duplicate=False))) - len(list(m.parameters())) for m in (model, grown)]
@@ -141,10 +143,10 @@ def test_random_layers_are_drawn_by_the_initialiser_of_the_model():
 
 def test_a_first_block_of_another_shape_stays_and_is_not_copied():
     model = model_of("t5")
-    with pytest.raises(ValueError, match="2 lists of blocks: encoder.block .4 × T5Block., decoder.block .3 × T5Block."):
+    with pytest.raises(ValueError, match=r"2 lists of blocks: encoder.block .4 × T5Block., decoder.block .3 × T5Block."):
         th.grow(model, operator())
     assert find_body(model, "decoder.block").fixed == (0,)
-    with pytest.raises(ValueError, match="repeats layer 0 of decoder.block.*Take one that repeats others: 1, 2"):
+    with pytest.raises(ValueError, match=r"repeats layer 0 of decoder.block.*Take one that repeats others: 1, 2"):
         th.grow(model, operator(start=0, layers=3), body="decoder.block")
     ids = inputs_of("gpt2")["input_ids"]
     for path, layers in (("encoder.block", 4), ("decoder.block", 3)):
@@ -195,7 +197,7 @@ def test_models_that_their_configuration_does_not_make_are_refused():
     replaced = model_of("gpt2")
     for block in replaced.transformer.h:
         block.mlp.act = nn.ReLU()
-    with pytest.raises(ValueError, match="was changed since it was built from its configuration, at transformer.h.0.mlp.act"):
+    with pytest.raises(ValueError, match=r"was changed since it was built from its configuration, at transformer.h.0.mlp.act"):
         th.grow(replaced, operator())
     spliced = model_of("gpt2")
     spliced.transformer.h = nn.ModuleList(list(spliced.transformer.h)[:3])

@@ -386,7 +386,10 @@ def quantised():
         (lambda: th.grow(small_gpt(), operator(layers=5)), "operator is for a model of 5 layers; layers has 4"),
         (lambda: th.grow(small_gpt(), operator(), layers=7), "layers must be 6"),
         (lambda: th.grow(small_gpt(), operator("identity")), "inputs must be given for init='identity'"),
-        (lambda: th.grow(small_gpt(), operator(), optimizer=torch.optim.SGD(small_gpt().parameters())), "that model does not have"),
+        (
+            lambda: th.grow(small_gpt(), operator(), optimizer=torch.optim.SGD(small_gpt().parameters())),
+            "that model does not have",
+        ),
         (lambda: th.grow(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1)), [0, 0]), "no list of blocks"),
         (lambda: th.grow(nn.ModuleList([small_gpt(), small_gpt()]), [0, 0, 1], body="x"), "body must be the name"),
         (lambda: th.grow(shared_layers(), [0, 0, 1, 2]), "share one body"),
