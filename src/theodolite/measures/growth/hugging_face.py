@@ -135,7 +135,7 @@ def _round_trip(config: Any, changed: Mapping[str, Any]) -> Iterator[str]:
     for name, value in changed.items():
         there = [getattr(part, name) for part in parts if hasattr(part, name)]
         if not any(_plain(other) == _plain(value) for other in there):
-            yield f"The configuration computes {name} anew when it is loaded, and not as it is: a saved model will not load the same."
+            yield f"The configuration computes {name} anew when it is loaded, and not as it is: a saved model loads another."
 
 
 def _plain(value: Any) -> Any:

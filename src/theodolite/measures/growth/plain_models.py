@@ -160,7 +160,7 @@ def draw_blocks(model: nn.Module, names: Sequence[str], initialise: Callable[[nn
 
 
 def initialise_block(model: nn.Module, block: nn.Module) -> None:
-    """Draw a block by `reset_parameters` of each layer, then as the model does it: `initialise_block(block)` or `_init_weights`."""
+    """Draw a block by `reset_parameters` of each layer, then as the model does: `initialise_block(block)` or `_init_weights`."""
     for module in block.modules():
         reset = getattr(module, "reset_parameters", None) or getattr(module, "_reset_parameters", None)
         if callable(reset):
