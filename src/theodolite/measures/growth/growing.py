@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from theodolite.arguments import a_text, about, checked, count, one_of, seed, shown
+from theodolite.interrupts import unbroken
 from theodolite.measures.growth import hugging_face, plain_models
 from theodolite.measures.growth.body import Body, Layout, check_operator, find_body
 from theodolite.measures.growth.hugging_face import grow_hugging_face, pretrained_part
@@ -226,7 +227,7 @@ def _prepare(
         notes.append(_NO_IDENTITY)
     if init == "scaled" and found.halved > 0.9:
         notes.append(_NOT_SCALED)
-    with torch.no_grad():
+    with unbroken(torch.no_grad()):
         blocks = own_tensors(grown, [_block(layout, place) for place in copied])
         for place, own in zip(copied, blocks.values(), strict=True):
             for name in found.names:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from theodolite.interrupts import unbroken
 from theodolite.measures.growth.body import Body, Layout
 from theodolite.measures.growth.plain_models import own_tensors
 from theodolite.problem.calling import copy_model
@@ -144,7 +145,7 @@ def _plain(value: Any) -> Any:
 
 def _built(kind: Any, config: Any) -> Any:
     """A model of this class without values."""
-    with torch.device("meta"):
+    with unbroken(torch.device("meta")):
         return kind(config)
 
 

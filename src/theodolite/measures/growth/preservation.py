@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from theodolite.interrupts import called_within
 from theodolite.problem import Problem
 from theodolite.problem.calling import main_output
 from theodolite.problem.state_guard import left_as_found, own_random_state
@@ -69,7 +70,7 @@ class Inputs:
             return cls((), _quiet(model, {name: _placed(part, device) for name, part in parts.items()}), data, loss)
         return cls(tuple(_placed(part, device) for part in parts), _quiet(model, {}), data, loss)
 
-    @torch.no_grad()
+    @called_within(torch.no_grad)
     def call(self, model: nn.Module) -> Any:
         """What the model returns, in eval mode, left as found."""
         with left_as_found(model, "eval"):

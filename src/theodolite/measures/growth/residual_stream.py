@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from theodolite.interrupts import called_within
 from theodolite.problem.activations import Call, Hooks
 from theodolite.problem.state_guard import left_as_found
 from theodolite.problem.tensors import named_tensors
@@ -35,7 +36,7 @@ class StreamProjections:
     halved: float
 
 
-@torch.no_grad()
+@called_within(torch.no_grad)
 def stream_projections(block: nn.Module, call: Call, own: Mapping[str, Tensor], seed: int) -> StreamProjections:
     """The projections of a block into the residual stream, measured on a recorded call of it or of a block like it.
 

@@ -180,6 +180,22 @@ def test_optimizers_whose_state_does_not_begin_at_zero(make):
     assert len(grown.optimizer.state) == len(list(grown.model.parameters()))
 
 
+@pytest.mark.parametrize("init", ["copy", "random"])
+def test_adafactor_keeps_rows_and_columns(init):
+    model, optimizer = trained(small_gpt(), torch.optim.Adafactor)
+    grown = th.grow(model, operator(init), optimizer=optimizer)
+    held = grown.optimizer.state[grown.model.layers[2].mlp.up.weight]
+    there = optimizer.state[model.layers[1].mlp.up.weight]
+    assert same(held, there if init == "copy" else {key: torch.zeros_like(t) for key, t in there.items()})
+    step(grown.model, grown.optimizer)
+
+
+def test_an_optimizer_with_one_state_for_all_is_refused():
+    model = small_gpt()
+    with pytest.raises(TypeError, match="one history of all parameters"):
+        th.grow(model, operator(), optimizer=torch.optim.LBFGS(model.parameters()))
+
+
 def test_the_model_and_all_random_states_are_left_as_found():
     model, optimizer = trained(small_gpt())
     model.layers[1].eval()
