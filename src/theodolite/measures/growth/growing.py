@@ -23,6 +23,7 @@ from theodolite.measures.growth.optimizer_state import STATES, Descent, check_op
 from theodolite.measures.growth.plain_models import grow_plain, own_tensors
 from theodolite.measures.growth.preservation import Inputs, Preservation, preservation, sample_inputs
 from theodolite.measures.growth.residual_stream import StreamProjections, stream_projections
+from theodolite.operators.autograd.graphs import available_bytes
 from theodolite.problem.activations import Call, Hooks
 from theodolite.problem.arguments import a_loss, a_model, an_optimizer, some_data, some_inputs
 from theodolite.problem.calling import unwrap
@@ -136,6 +137,7 @@ def grow(
     chosen = _operator(operator, found, layers)
     check_operator(found, chosen)
     layout = Layout(found, chosen)
+    refuse_without_room(whole, layout)
     called = Inputs.of(whole, inputs, data, loss)
     with own_random_state(seed, cuda_devices(whole)):
         grown, notes = _deeper(whole, layout)
@@ -153,7 +155,7 @@ def grow(
         parameters=sum(p.numel() for p in grown.parameters()),
         parameters_before=sum(p.numel() for p in whole.parameters()),
         preservation=None if called is None else preservation(whole, grown, called),
-        notes=(*notes, *more, *about_state),
+        notes=(*notes, *more, *about_state, *([] if whole is model else [_WRAPPED.format(what=type(whole).__name__)])),
         seed=seed,
         cost=Cost(seconds=time.perf_counter() - begun),
     )
@@ -184,12 +186,12 @@ def _operator(operator: Any, body: Body, layers: int | None) -> GrowthOperator:
 
 
 def refuse_quantised(model: nn.Module) -> None:
-    """Raise for weights that are stored as whole numbers: a copy could be made, and no layer trained."""
+    """Raise for weights of a byte or less each: a copy could be made, and no layer trained."""
     config = getattr(model, "config", None)
     if getattr(model, "is_quantized", False) or getattr(config, "quantization_config", None) is not None:
         raise ValueError(_QUANTISED.format(what=type(model).__name__))
     for name, p in model.named_parameters():
-        if (not p.is_floating_point() and not p.is_complex()) or "8bit" in type(p).__name__ or "4bit" in type(p).__name__:
+        if (p.element_size() == 1 and p.dtype != torch.bool) or "8bit" in type(p).__name__ or "4bit" in type(p).__name__:
             raise ValueError(_QUANTISED.format(what=name))
 
 
@@ -197,6 +199,25 @@ _QUANTISED = (
     "model: {what} has quantised weights, which cannot be trained. Load the model in full or half precision, grow it, and "
     "quantise the grown one."
 )
+
+
+def refuse_without_room(model: nn.Module, layout: Layout) -> None:
+    """Raise where the memory of a device does not hold the grown model beside the old one."""
+    needed: dict[torch.device, int] = {}
+    blocks = layout.body.blocks(model)
+    again = [blocks[old] for old, origin in zip(layout.templates, layout.operator.layer_map(), strict=True) if origin.is_new]
+    for part in (model, *again):
+        for p in part.parameters():
+            needed[p.device] = needed.get(p.device, 0) + p.numel() * p.element_size()
+    for device, size in needed.items():
+        if size > (free := available_bytes(device)):
+            raise ValueError(
+                f"model: the grown model needs {size / 2**30:.1f} GiB on {device} beside the old one, and {free / 2**30:.1f} GiB "
+                "are free. Move the model to a device with more memory (model.cpu()), or grow it in half precision."
+            )
+
+
+_WRAPPED = "The grown model is a plain {what}: compile it, or wrap it for several devices, again."
 
 
 def _deeper(model: nn.Module, layout: Layout) -> tuple[nn.Module, list[str]]:

@@ -196,6 +196,25 @@ def test_an_optimizer_with_one_state_for_all_is_refused():
         th.grow(model, operator(), optimizer=torch.optim.LBFGS(model.parameters()))
 
 
+def test_a_wrapper_is_taken_off_and_the_result_says_so():
+    model = small_gpt()
+    grown = th.grow(nn.DataParallel(model), operator(), inputs=IDS)
+    assert type(grown.model) is type(model)
+    assert "The grown model is a plain GPT" in grown.sentence()
+
+
+def test_too_little_memory_is_said_before_anything_is_copied(monkeypatch):
+    model = small_gpt()
+    needed = 8 * th.grow(model, operator()).parameters
+    for free in (needed, needed - 1):
+        monkeypatch.setattr("theodolite.measures.growth.growing.available_bytes", lambda device, free=free: free)
+        if free == needed:
+            th.grow(model, operator())
+        else:
+            with pytest.raises(ValueError, match=r"needs 0.0 GiB on cpu beside the old one.*model.cpu\(\)"):
+                th.grow(model, operator())
+
+
 def test_the_model_and_all_random_states_are_left_as_found():
     model, optimizer = trained(small_gpt())
     model.layers[1].eval()
