@@ -252,7 +252,10 @@ def _prepare(
         blocks = own_tensors(grown, [_block(layout, place) for place in copied])
         for place, own in zip(copied, blocks.values(), strict=True):
             for name in found.names:
-                own[name].mul_(0.0 if init == "identity" else SCALE)
+                if init == "identity":
+                    own[name].zero_()
+                else:
+                    own[name].mul_(SCALE)
             fresh[place] = set(found.names)
     return notes, fresh
 

@@ -256,6 +256,16 @@ def test_random_layers_are_drawn_as_the_model_was(init):
     assert layer.norm1.weight.tolist() == [1.0] * 64
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_identities_in_lower_precision(dtype):
+    """Small weights count too: what they add is nothing exactly, not nearly."""
+    model = th.models.gpt(20, 8, 16, 4, 2, init="gpt2", seed=0).to(dtype)
+    grown = th.grow(model, operator("identity"), inputs=IDS)
+    assert grown.preservation.outputs == 0.0
+    zeros = [name for name, p in grown.model.layers[2].named_parameters() if name.endswith("weight") and not p.any()]
+    assert zeros == ["attention.out.weight", "mlp.down.weight"]
+
+
 def test_scaled_copies_add_half():
     model, _ = trained(small_gpt())
     grown = th.grow(model, operator("scaled"), inputs=IDS).model
