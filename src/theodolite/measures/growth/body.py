@@ -28,7 +28,8 @@ class Body:
     Attributes:
         path: the name of the list in the model, such as "transformer.h"; "" where the model is the list itself.
         names: the blocks' names in the list, in order.
-        fixed: places of blocks of another shape, such as the first of T5: they stay and are never copied.
+        fixed: places of blocks of another shape than most. Where these are the first ones, as in T5, they stay and are never
+            copied; elsewhere the kinds of layers alternate.
         children: the names of all that is in the list, with what stands before and behind the blocks of an `nn.Sequential`.
     """
 
@@ -137,14 +138,15 @@ def find_body(model: nn.Module, body: str | None = None) -> Body:
 
 
 def check_operator(body: Body, operator: GrowthOperator) -> None:
-    """Raise where an operator is for another depth, or copies a block of a shape of its own."""
+    """Raise where an operator is for another depth, or copies a first block that is special."""
     if operator.layers != body.layers:
         raise ValueError(
             f"operator is for a model of {plural(operator.layers, 'layer')}; {body.path or 'the model'} has {body.layers}. Make "
             f"it with th.growth_operators({body.layers}, {operator.added})."
         )
     copied = {origin.source for origin in operator.layer_map() if origin.is_new and origin.source is not None}
-    if bad := sorted(copied & set(body.fixed)):
+    first = body.fixed == tuple(range(len(body.fixed)))  # else the kinds of layers alternate
+    if first and (bad := sorted(copied & set(body.fixed))):
         free = [layer for layer in range(body.layers) if layer not in body.fixed]
         raise ValueError(
             f"operator repeats layer {bad[0]} of {body.path}, whose parameters have other shapes than those of most layers; such "

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from theodolite.arguments import a_text, about, checked, count, one_of, seed, shown
 from theodolite.interrupts import unbroken
 from theodolite.measures.growth import hugging_face, plain_models
-from theodolite.measures.growth.body import Body, Layout, check_operator, find_body
+from theodolite.measures.growth.body import Body, Layout, check_operator, find_body, signature
 from theodolite.measures.growth.hugging_face import grow_hugging_face, pretrained_part
 from theodolite.measures.growth.operators import GrowthOperator, added_layers, growth_operator
 from theodolite.measures.growth.optimizer_state import STATES, Descent, check_optimizer, grow_optimizer
@@ -243,20 +243,23 @@ def _prepare(
     init = layout.operator.init
     if init not in ("identity", "scaled") or not copied:
         return notes, fresh
-    found = _projections(model, grown, layout, copied[0], inputs, seed)
-    if init == "identity" and not found.identity:
+    blocks = layout.body.blocks(model)
+    kinds = {signature(blocks[layout.templates[place]]): place for place in reversed(copied)}  # the first of each kind
+    found = {kind: _projections(model, grown, layout, place, inputs, seed) for kind, place in kinds.items()}
+    if init == "identity" and not all(projections.identity for projections in found.values()):
         notes.append(_NO_IDENTITY)
-    if init == "scaled" and found.halved > 0.9:
+    if init == "scaled" and max(projections.halved for projections in found.values()) > 0.9:
         notes.append(_NOT_SCALED)
     with unbroken(torch.no_grad()):
-        blocks = own_tensors(grown, [_block(layout, place) for place in copied])
-        for place, own in zip(copied, blocks.values(), strict=True):
-            for name in found.names:
+        tensors = own_tensors(grown, [_block(layout, place) for place in copied])
+        for place, own in zip(copied, tensors.values(), strict=True):
+            names = found[signature(blocks[layout.templates[place]])].names
+            for name in names:
                 if init == "identity":
                     own[name].zero_()
                 else:
                     own[name].mul_(SCALE)
-            fresh[place] = set(found.names)
+            fresh[place] = set(names)
     return notes, fresh
 
 

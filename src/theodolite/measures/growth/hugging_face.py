@@ -162,22 +162,34 @@ def _filled(new: Any, old: Any, layout: Layout) -> tuple[Any, list[str]]:
     for name, module in new.named_modules(remove_duplicate=False):
         before, place = layout.origin(name)
         source = known.get(before)
+        moved = place is not None and place != layout.templates[place]
         if source is None or type(source) is not type(module):
-            raise ValueError(_CHANGED.format(kind=type(old).__name__, name=before, why=f"there it is {_called(source)}"))
-        _take(module, source, before, old, partial(_copied, copies, shared, place))
+            why = f"there it is {_called(source)}, and the configuration makes {_called(module)}"
+            raise _misfit(old, before, why, place if moved else None)
+        _take(
+            module, source, partial(_copied, copies, shared, place), partial(_misfit, old, place=place if moved else None), before
+        )
         notes += _differences(module, source, before, place, layout)
         module.training = source.training
         module._is_hf_initialized = True
     if extra := sorted(set(known) - {layout.origin(name)[0] for name, _ in new.named_modules(remove_duplicate=False)}):
-        raise ValueError(_CHANGED.format(kind=type(old).__name__, name=extra[0], why="its configuration does not make it"))
+        raise _misfit(old, extra[0], "its configuration does not make it", None)
     _carry_over(new, old)
     return new, list(dict.fromkeys(notes))
 
 
-_CHANGED = (
-    "{kind} was changed since it was built from its configuration, at {name}: {why}. Merge adapters into the weights "
-    "(merge_and_unload()) and undo replaced layers first."
-)
+def _misfit(old: nn.Module, name: str, why: str, place: int | None) -> ValueError:
+    """The error for a part that the configuration makes otherwise: `place` where it is in a block that has moved."""
+    kind = type(old).__name__
+    if place is None:
+        return ValueError(
+            f"{kind} was changed since it was built from its configuration, at {name}: {why}. Merge adapters into the weights "
+            "(merge_and_unload()) and undo replaced layers first."
+        )
+    return ValueError(
+        f"{kind} has layers of several kinds, by their number: {name} cannot become part of layer {place}; {why} there. Take an "
+        "operator that moves layers by a multiple of the period in which the kinds come back."
+    )
 
 
 def _called(module: nn.Module | None) -> str:
@@ -193,9 +205,9 @@ def _shared(old: nn.Module, blocks: Sequence[str]) -> set[int]:
 def _take(
     module: nn.Module,
     source: nn.Module,
-    name: str,
-    old: nn.Module,
     copied: Callable[[Tensor], Tensor],
+    misfit: Callable[[str, str], ValueError],
+    name: str,
 ) -> None:
     """Give a module copies of the tensors of the old one: parameters, buffers and others."""
     for book, theirs in ((module._parameters, source._parameters), (module._buffers, source._buffers)):
@@ -204,7 +216,7 @@ def _take(
         if differing or wrong:
             key = sorted([*differing, *wrong])[0]
             why = f"its shape is {_shape(theirs.get(key))}, and the configuration makes {_shape(book.get(key))}"
-            raise ValueError(_CHANGED.format(kind=type(old).__name__, name=f"{name}.{key}", why=why))
+            raise misfit(f"{name}.{key}", why)
         for key, t in theirs.items():
             book[key] = None if t is None else copied(t)  # type: ignore[assignment]
     for key, value in list(vars(module).items()):

@@ -12,7 +12,7 @@ import theodolite as th
 from theodolite.measures.growth import GrowthOperator, find_body
 from theodolite.testing import model_state, same
 
-from .families import CAUSAL, FAMILIES, POST_NORM, inputs_of, model_of
+from .families import CAUSAL, FAMILIES, POST_NORM, TEXT, inputs_of, model_of
 
 pytest.importorskip("transformers")
 
@@ -207,3 +207,18 @@ def test_models_that_their_configuration_does_not_make_are_refused():
     quantised.config.quantization_config = {"quant_method": "bitsandbytes"}
     with pytest.raises(ValueError, match="quantised weights"):
         th.grow(quantised, operator())
+
+
+def test_layers_of_kinds_that_depend_on_their_number():
+    """Every second layer has experts: a layer cannot move by one, and moves by two. Each kind has projections of its own."""
+    import transformers
+
+    sizes = {"num_key_value_heads": 1, "head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+    config = transformers.Qwen3MoeConfig(**TEXT, **sizes, decoder_sparse_step=2)
+    model = transformers.Qwen3MoeForCausalLM(config).eval()
+    with pytest.raises(ValueError, match=r"layers of several kinds, by their number.*multiple of the period"):
+        th.grow(model, GrowthOperator.of([0, 1, None, 2, 3]))
+    found = th.grow(model, operator("identity", 0, 2), inputs=inputs_of("llama"))
+    assert found.preservation.outputs == 0.0
+    assert found.model.model.layers[2].mlp.gate_proj.weight.all()
+    assert found.model.model.layers[3].mlp.experts.gate_up_proj.any()
