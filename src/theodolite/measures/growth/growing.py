@@ -292,7 +292,10 @@ def _projections(
     with Hooks({"block": template}, calls.append, before=True):
         inputs.call(model)
     if not calls:
-        raise ValueError(f"the model was called and did not call its layer {layout.templates[place]}: is body= the right list?")
+        raise ValueError(
+            f"inputs: the model was called with them and did not call its layer {layout.templates[place]} in {layout.body.path}. "
+            "Give inputs that this part of the model works on, or the right body=."
+        )
     name = _block(layout, place)
     return stream_projections(grown.get_submodule(name), calls[0], own_tensors(grown, [name])[name], seed)
 

@@ -122,13 +122,9 @@ def preservation(before: nn.Module, after: nn.Module, inputs: Inputs) -> Preserv
 
 
 def _placed(part: Any, device: torch.device) -> Any:
-    return (
-        part.to(device)
-        if isinstance(part, Tensor)
-        else torch.as_tensor(part, device=device)
-        if hasattr(part, "__array__")
-        else part
-    )
+    if isinstance(part, Tensor):
+        return part.to(device)
+    return torch.as_tensor(part, device=device) if hasattr(part, "__array__") else part
 
 
 def _quiet(model: nn.Module, kwargs: Mapping[str, Any]) -> dict[str, Any]:
