@@ -28,7 +28,8 @@ class Body:
     Attributes:
         path: the name of the list in the model, such as "transformer.h"; "" where the model is the list itself.
         names: the blocks' names in the list, in order.
-        fixed: places of blocks of another shape, such as the first of T5: they stay and are never copied.
+        fixed: places of blocks of another shape than most. Where these are the first ones, as in T5, they stay and are never
+            copied; elsewhere the kinds of layers alternate.
         children: the names of all that is in the list, with what stands before and behind the blocks of an `nn.Sequential`.
     """
 
@@ -65,7 +66,7 @@ class Layout:
 
     @cached_property
     def templates(self) -> list[int]:
-        """For each new place the old block that it has the shape and the settings of: of a random one the nearest of usual shape."""
+        """For each new place the old block whose shape and settings it has; of a random one the nearest of usual shape."""
         free = [layer for layer in range(self.body.layers) if layer not in self.body.fixed]
         pairs = zip(self.operator.templates(), self.operator.layer_map(), strict=True)
         return [min(free, key=lambda layer: abs(layer - old)) if origin.source is None else old for old, origin in pairs]
@@ -137,18 +138,19 @@ def find_body(model: nn.Module, body: str | None = None) -> Body:
 
 
 def check_operator(body: Body, operator: GrowthOperator) -> None:
-    """Raise where an operator is for another depth, or copies a block of a shape of its own."""
+    """Raise where an operator is for another depth, or copies a first block that is special."""
     if operator.layers != body.layers:
         raise ValueError(
-            f"operator is for a model of {plural(operator.layers, 'layer')}; {body.path or 'the model'} has {body.layers}. Make it with "
-            f"th.growth_operators({body.layers}, {operator.added})."
+            f"operator is for a model of {plural(operator.layers, 'layer')}; {body.path or 'the model'} has {body.layers}. Make "
+            f"it with th.growth_operators({body.layers}, {operator.added})."
         )
-    copied = {origin.source for origin in operator.layer_map() if origin.is_new}
-    if bad := sorted(copied & set(body.fixed)):
+    copied = {origin.source for origin in operator.layer_map() if origin.is_new and origin.source is not None}
+    first = body.fixed == tuple(range(len(body.fixed)))  # else the kinds of layers alternate
+    if first and (bad := sorted(copied & set(body.fixed))):
         free = [layer for layer in range(body.layers) if layer not in body.fixed]
         raise ValueError(
-            f"operator repeats layer {bad[0]} of {body.path}, whose parameters have other shapes than those of most layers; such a layer "
-            f"stays and is not repeated. Take one that repeats others: {listed(free, 12)}."
+            f"operator repeats layer {bad[0]} of {body.path}, whose parameters have other shapes than those of most layers; such "
+            f"a layer stays and is not repeated. Take one that repeats others: {listed(free, 12)}."
         )
 
 
@@ -166,8 +168,8 @@ def _named(model: nn.Module, found: Mapping[str, Body], body: str) -> Body:
         return one
     near = nearest(body, [*found, *inside], count=3)
     raise ValueError(
-        f"body must be the name of a list of blocks in the model: {quoted(found) or 'there is none'}. Got {body!r}; the nearest names "
-        f"are {quoted(near)}."
+        f"body must be the name of a list of blocks in the model: {quoted(found) or 'there is none'}. Got {body!r}; the nearest "
+        f"names are {quoted(near)}."
     )
 
 
@@ -178,15 +180,15 @@ def refuse_shared(model: nn.Module, found: Mapping[str, Body]) -> None:
         held = [{id(p) for p in block.parameters()} for block in blocks]
         if len(blocks) > 1 and held[0] and set.intersection(*held) == held[0]:
             raise ValueError(
-                f"{path or type(model).__name__}: its {len(blocks)} layers share one body, so a copy would be the same layer again. Run "
-                "the body more often instead, or build a model whose layers have weights of their own."
+                f"{path or type(model).__name__}: its {len(blocks)} layers share one body, so a copy would be the same layer "
+                "again. Run the body more often instead, or build a model whose layers have weights of their own."
             )
     config = getattr(model, "config", None)
     depth, groups = (getattr(config, name, None) for name in ("num_hidden_layers", "num_hidden_groups"))
     if isinstance(depth, int) and isinstance(groups, int) and groups < depth:
         raise ValueError(
-            f"{type(model).__name__}: its {depth} layers share {plural(groups, 'body')}, as ALBERT's do, so there is no layer to copy. "
-            "Raise num_hidden_layers of its configuration instead, or grow a model whose layers have weights of their own."
+            f"{type(model).__name__}: its {depth} layers share {plural(groups, 'body')}, as ALBERT's do, so there is no layer to "
+            "copy. Raise num_hidden_layers of its configuration instead, or grow a model whose layers have weights of their own."
         )
 
 

@@ -13,21 +13,22 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from theodolite.arguments import a_text, about, checked, count, one_of, optional, seed, shown
+from theodolite.arguments import a_text, about, checked, count, one_of, seed, shown
+from theodolite.interrupts import unbroken
 from theodolite.measures.growth import hugging_face, plain_models
-from theodolite.measures.growth.body import Body, Layout, check_operator, find_body
+from theodolite.measures.growth.body import Body, Layout, check_operator, find_body, signature
 from theodolite.measures.growth.hugging_face import grow_hugging_face, pretrained_part
 from theodolite.measures.growth.operators import GrowthOperator, added_layers, growth_operator
 from theodolite.measures.growth.optimizer_state import STATES, Descent, check_optimizer, grow_optimizer
 from theodolite.measures.growth.plain_models import grow_plain, own_tensors
 from theodolite.measures.growth.preservation import Inputs, Preservation, preservation, sample_inputs
 from theodolite.measures.growth.residual_stream import StreamProjections, stream_projections
+from theodolite.operators.autograd.graphs import available_bytes
 from theodolite.problem.activations import Call, Hooks
 from theodolite.problem.arguments import a_loss, a_model, an_optimizer, some_data, some_inputs
 from theodolite.problem.calling import unwrap
 from theodolite.problem.state_guard import cuda_devices, own_random_state
 from theodolite.results import Cost, Result, Row
-from theodolite.text import plural
 
 #: What remains of a projection into the residual stream under init="scaled".
 SCALE = 0.5
@@ -75,8 +76,8 @@ class Grown(Result):
         added = sum(self.is_new)
         more = 100 * (self.parameters - self.parameters_before) / self.parameters_before
         parts = [
-            f"{len(self.source) - added} layers have become {len(self.source)} by {self.operator}: {self.parameters:,} parameters, "
-            f"{more:.0f} % more."
+            f"{len(self.source) - added} layers have become {len(self.source)} by {self.operator}: {self.parameters:,} "
+            f"parameters, {more:.0f} % more."
         ]
         parts += [str(self.preservation)] if self.preservation is not None else []
         return " ".join([*parts, *self.notes])
@@ -109,13 +110,13 @@ def grow(
         operator: one of `growth_operators`, a list of old layers (None for a random one), or a name such as "last" or "2/1/copy",
             which needs `layers`.
         optimizer: the model's optimizer; the grown one has its class, groups and settings.
-        state: of the optimizer. "copy": copied layers have the moments of what they copy, random ones begin at zero with a step of
-            their own; "zero_new": all new layers do; "reset": all layers do.
+        state: of the optimizer. "copy": copied layers have the moments of what they copy, random ones begin at zero with a step
+            of their own; "zero_new": all new layers do; "reset": all layers do.
         seed: of random layers.
         body: the name of the list of blocks, where there are several.
         layers: the depth to grow to, for an operator that is a name.
-        inputs: what the model is called with (a tensor, a tuple or a mapping), to measure the change of its outputs. Needed by the
-            inits "identity" and "scaled" unless `data` is given or the model is a Hugging Face one.
+        inputs: what the model is called with (a tensor, a tuple or a mapping), to measure the change of its outputs. Needed by
+            the inits "identity" and "scaled" unless `data` is given or the model is a Hugging Face one.
         data: data as `Problem` takes them, to measure the change of the loss too.
         loss: the loss on the data, None for models that return their own.
 
@@ -136,6 +137,7 @@ def grow(
     chosen = _operator(operator, found, layers)
     check_operator(found, chosen)
     layout = Layout(found, chosen)
+    refuse_without_room(whole, layout)
     called = Inputs.of(whole, inputs, data, loss)
     with own_random_state(seed, cuda_devices(whole)):
         grown, notes = _deeper(whole, layout)
@@ -153,7 +155,7 @@ def grow(
         parameters=sum(p.numel() for p in grown.parameters()),
         parameters_before=sum(p.numel() for p in whole.parameters()),
         preservation=None if called is None else preservation(whole, grown, called),
-        notes=tuple([*notes, *more, *about_state]),
+        notes=(*notes, *more, *about_state, *([] if whole is model else [_WRAPPED.format(what=type(whole).__name__)])),
         seed=seed,
         cost=Cost(seconds=time.perf_counter() - begun),
     )
@@ -184,19 +186,38 @@ def _operator(operator: Any, body: Body, layers: int | None) -> GrowthOperator:
 
 
 def refuse_quantised(model: nn.Module) -> None:
-    """Raise for weights that are stored as whole numbers: a copy could be made, and no layer trained."""
+    """Raise for weights of a byte or less each: a copy could be made, and no layer trained."""
     config = getattr(model, "config", None)
     if getattr(model, "is_quantized", False) or getattr(config, "quantization_config", None) is not None:
         raise ValueError(_QUANTISED.format(what=type(model).__name__))
     for name, p in model.named_parameters():
-        if not p.is_floating_point() and not p.is_complex() or "8bit" in type(p).__name__ or "4bit" in type(p).__name__:
+        if (p.element_size() == 1 and p.dtype != torch.bool) or "8bit" in type(p).__name__ or "4bit" in type(p).__name__:
             raise ValueError(_QUANTISED.format(what=name))
 
 
 _QUANTISED = (
-    "model: {what} has quantised weights, which cannot be trained. Load the model in full or half precision, grow it, and quantise the "
-    "grown one."
+    "model: {what} has quantised weights, which cannot be trained. Load the model in full or half precision, grow it, and "
+    "quantise the grown one."
 )
+
+
+def refuse_without_room(model: nn.Module, layout: Layout) -> None:
+    """Raise where the memory of a device does not hold the grown model beside the old one."""
+    needed: dict[torch.device, int] = {}
+    blocks = layout.body.blocks(model)
+    again = [blocks[old] for old, origin in zip(layout.templates, layout.operator.layer_map(), strict=True) if origin.is_new]
+    for part in (model, *again):
+        for p in part.parameters():
+            needed[p.device] = needed.get(p.device, 0) + p.numel() * p.element_size()
+    for device, size in needed.items():
+        if size > (free := available_bytes(device)):
+            raise ValueError(
+                f"model: the grown model needs {size / 2**30:.1f} GiB on {device} beside the old one, and {free / 2**30:.1f} GiB "
+                "are free. Move the model to a device with more memory (model.cpu()), or grow it in half precision."
+            )
+
+
+_WRAPPED = "The grown model is a plain {what}: compile it, or wrap it for several devices, again."
 
 
 def _deeper(model: nn.Module, layout: Layout) -> tuple[nn.Module, list[str]]:
@@ -222,17 +243,23 @@ def _prepare(
     init = layout.operator.init
     if init not in ("identity", "scaled") or not copied:
         return notes, fresh
-    found = _projections(model, grown, layout, copied[0], inputs, seed)
-    if init == "identity" and not found.identity:
+    blocks = layout.body.blocks(model)
+    kinds = {signature(blocks[layout.templates[place]]): place for place in reversed(copied)}  # the first of each kind
+    found = {kind: _projections(model, grown, layout, place, inputs, seed) for kind, place in kinds.items()}
+    if init == "identity" and not all(projections.identity for projections in found.values()):
         notes.append(_NO_IDENTITY)
-    if init == "scaled" and found.halved > 0.9:
+    if init == "scaled" and max(projections.halved for projections in found.values()) > 0.9:
         notes.append(_NOT_SCALED)
-    with torch.no_grad():
-        blocks = own_tensors(grown, [_block(layout, place) for place in copied])
-        for place, own in zip(copied, blocks.values(), strict=True):
-            for name in found.names:
-                own[name].mul_(0.0 if init == "identity" else SCALE)
-            fresh[place] = set(found.names)
+    with unbroken(torch.no_grad()):
+        tensors = own_tensors(grown, [_block(layout, place) for place in copied])
+        for place, own in zip(copied, tensors.values(), strict=True):
+            names = found[signature(blocks[layout.templates[place]])].names
+            for name in names:
+                if init == "identity":
+                    own[name].zero_()
+                else:
+                    own[name].mul_(SCALE)
+            fresh[place] = set(names)
     return notes, fresh
 
 
@@ -241,8 +268,8 @@ _NO_IDENTITY = (
     "projections into the stream of the new layers are zero."
 )
 _NOT_SCALED = (
-    "Halving the projections into the stream changes little here: a norm behind each takes the scale out again, so the new layers are "
-    "nearly copies."
+    "Halving the projections into the stream changes little here: a norm behind each takes the scale out again, so the new "
+    "layers are nearly copies."
 )
 
 
@@ -257,15 +284,18 @@ def _projections(
     inputs = inputs or sample_inputs(model, seed)
     if inputs is None:
         raise ValueError(
-            f"inputs must be given for init={layout.operator.init!r}: which weights write into the residual stream is measured. Give a "
-            "batch that the model takes, inputs=x, or data= with loss=."
+            f"inputs must be given for init={layout.operator.init!r}: which weights write into the residual stream is measured. "
+            "Give a batch that the model takes, inputs=x, or data= with loss=."
         )
     template = layout.body.blocks(model)[layout.templates[place]]
     calls: list[Call] = []
     with Hooks({"block": template}, calls.append, before=True):
         inputs.call(model)
     if not calls:
-        raise ValueError(f"the model was called and did not call its layer {layout.templates[place]}: is body= the right list?")
+        raise ValueError(
+            f"inputs: the model was called with them and did not call its layer {layout.templates[place]} in {layout.body.path}. "
+            "Give inputs that this part of the model works on, or the right body=."
+        )
     name = _block(layout, place)
     return stream_projections(grown.get_submodule(name), calls[0], own_tensors(grown, [name])[name], seed)
 
@@ -277,10 +307,9 @@ def _descents(model: nn.Module, grown: nn.Module, layout: Layout, fresh: Mapping
     found = []
     for name, p in grown.named_parameters():
         before, place = layout.origin(name)
-        is_new = place is not None and origins[place].is_new
         begins = False
-        if is_new and place in fresh:
+        if place is not None and place in fresh:
             names = fresh[place]
             begins = names is None or name.removeprefix(f"{_block(layout, place)}.") in names
-        found.append(Descent(p, old[before], is_new, begins))
+        found.append(Descent(p, old[before], place is not None and origins[place].is_new, begins))
     return found

@@ -1,19 +1,21 @@
 """Growing a Hugging Face model: it is built again from a configuration of the new depth, and takes its tensors from the old one.
 
-Blocks are never put into a model that is there: what a layer does depends on its number (its place in the cache, its kind of attention),
-and a saved model is loaded by its configuration.
+Blocks are never put into a model that is there: what a layer does depends on its number (its place in the cache, its kind of
+attention), and a saved model is loaded by its configuration.
 """
 
 from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from theodolite.interrupts import unbroken
 from theodolite.measures.growth.body import Body, Layout
 from theodolite.measures.growth.plain_models import own_tensors
 from theodolite.problem.calling import copy_model
@@ -39,7 +41,10 @@ def _is_pretrained(module: nn.Module) -> bool:
 
 
 def grow_hugging_face(model: nn.Module, layout: Layout, part: str) -> tuple[nn.Module, list[str]]:
-    """The model with its Hugging Face part (its name, "" for all of it) built anew at the new depth; copies stand for all new layers."""
+    """The model with its Hugging Face part built anew at the new depth; copies stand for all new layers.
+
+    `part` is the name of that part, "" for all of the model.
+    """
     old: Any = model.get_submodule(part)
     inner = _inside(layout, part)
     skeleton, notes = _skeleton(old, inner)
@@ -85,8 +90,8 @@ def _skeleton(old: Any, layout: Layout) -> tuple[Any, list[str]]:
             return skeleton, [*_round_trip(config, changed)]
         tried.append(f"{name} ({plural(blocks, 'block')})")
     raise ValueError(
-        f"{type(old).__name__} could not be built from its configuration with {depth} layers in {layout.body.path}. Settings tried: "
-        f"{listed(tried, 4)}. Grow the model that was loaded from this configuration, without adapters or replaced layers."
+        f"{type(old).__name__} could not be built from its configuration with {depth} layers in {layout.body.path}. Settings "
+        f"tried: {listed(tried, 4)}. Grow the model that was loaded from this configuration, without adapters or replaced layers."
     )
 
 
@@ -131,7 +136,7 @@ def _round_trip(config: Any, changed: Mapping[str, Any]) -> Iterator[str]:
     for name, value in changed.items():
         there = [getattr(part, name) for part in parts if hasattr(part, name)]
         if not any(_plain(other) == _plain(value) for other in there):
-            yield f"The configuration computes {name} when it is loaded, and not as it is now: a saved model will not load the same."
+            yield f"The configuration computes {name} anew when it is loaded, and not as it is: a saved model loads another."
 
 
 def _plain(value: Any) -> Any:
@@ -140,7 +145,7 @@ def _plain(value: Any) -> Any:
 
 def _built(kind: Any, config: Any) -> Any:
     """A model of this class without values."""
-    with torch.device("meta"):
+    with unbroken(torch.device("meta")):
         return kind(config)
 
 
@@ -157,22 +162,34 @@ def _filled(new: Any, old: Any, layout: Layout) -> tuple[Any, list[str]]:
     for name, module in new.named_modules(remove_duplicate=False):
         before, place = layout.origin(name)
         source = known.get(before)
+        moved = place is not None and place != layout.templates[place]
         if source is None or type(source) is not type(module):
-            raise ValueError(_CHANGED.format(kind=type(old).__name__, name=before, why=f"there it is {_called(source)}"))
-        _take(module, source, before, old, copies, lambda t, place=place: None if id(t) in shared else place)
+            why = f"there it is {_called(source)}, and the configuration makes {_called(module)}"
+            raise _misfit(old, before, why, place if moved else None)
+        _take(
+            module, source, partial(_copied, copies, shared, place), partial(_misfit, old, place=place if moved else None), before
+        )
         notes += _differences(module, source, before, place, layout)
         module.training = source.training
         module._is_hf_initialized = True
     if extra := sorted(set(known) - {layout.origin(name)[0] for name, _ in new.named_modules(remove_duplicate=False)}):
-        raise ValueError(_CHANGED.format(kind=type(old).__name__, name=extra[0], why="its configuration does not make it"))
+        raise _misfit(old, extra[0], "its configuration does not make it", None)
     _carry_over(new, old)
     return new, list(dict.fromkeys(notes))
 
 
-_CHANGED = (
-    "{kind} was changed since it was built from its configuration, at {name}: {why}. Merge adapters into the weights (merge_and_unload()) "
-    "and undo replaced layers first."
-)
+def _misfit(old: nn.Module, name: str, why: str, place: int | None) -> ValueError:
+    """The error for a part that the configuration makes otherwise: `place` where it is in a block that has moved."""
+    kind = type(old).__name__
+    if place is None:
+        return ValueError(
+            f"{kind} was changed since it was built from its configuration, at {name}: {why}. Merge adapters into the weights "
+            "(merge_and_unload()) and undo replaced layers first."
+        )
+    return ValueError(
+        f"{kind} has layers of several kinds, by their number: {name} cannot become part of layer {place}; {why} there. Take an "
+        "operator that moves layers by a multiple of the period in which the kinds come back."
+    )
 
 
 def _called(module: nn.Module | None) -> str:
@@ -188,32 +205,32 @@ def _shared(old: nn.Module, blocks: Sequence[str]) -> set[int]:
 def _take(
     module: nn.Module,
     source: nn.Module,
+    copied: Callable[[Tensor], Tensor],
+    misfit: Callable[[str, str], ValueError],
     name: str,
-    old: nn.Module,
-    copies: dict[tuple[int, int | None], Tensor],
-    place: Callable[[Tensor], int | None],
 ) -> None:
     """Give a module copies of the tensors of the old one: parameters, buffers and others."""
-
-    def copied(t: Tensor) -> Tensor:
-        key = (id(t), place(t))
-        if key not in copies:
-            value = t.detach().clone()
-            copies[key] = nn.Parameter(value, requires_grad=t.requires_grad) if isinstance(t, nn.Parameter) else value
-        return copies[key]
-
     for book, theirs in ((module._parameters, source._parameters), (module._buffers, source._buffers)):
         differing = book.keys() ^ theirs.keys()
         wrong = [key for key in book.keys() & theirs.keys() if _shape(book[key]) != _shape(theirs[key])]
         if differing or wrong:
             key = sorted([*differing, *wrong])[0]
-            why = f"its shape is {_shape(theirs.get(key))}, and the configuration makes {_shape(book.get(key))}"  # type: ignore[arg-type]
-            raise ValueError(_CHANGED.format(kind=type(old).__name__, name=f"{name}.{key}", why=why))
+            why = f"its shape is {_shape(theirs.get(key))}, and the configuration makes {_shape(book.get(key))}"
+            raise misfit(f"{name}.{key}", why)
         for key, t in theirs.items():
             book[key] = None if t is None else copied(t)  # type: ignore[assignment]
     for key, value in list(vars(module).items()):
         if isinstance(value, Tensor) and isinstance(vars(source).get(key), Tensor):
             object.__setattr__(module, key, copied(vars(source)[key]))
+
+
+def _copied(copies: dict[tuple[int, int | None], Tensor], shared: Set[int], place: int | None, t: Tensor) -> Tensor:
+    """The one copy of a tensor in the block in this place; where blocks share it, the one in the model."""
+    key = (id(t), None if id(t) in shared else place)
+    if key not in copies:
+        value = t.detach().clone()
+        copies[key] = nn.Parameter(value, requires_grad=t.requires_grad) if isinstance(t, nn.Parameter) else value
+    return copies[key]
 
 
 def _shape(t: Tensor | None) -> tuple[int, ...] | None:
@@ -232,8 +249,8 @@ def _differences(module: nn.Module, source: nn.Module, name: str, place: int | N
         counts = type(value) is int and type(now) is int and now - value == shift
         if plain and key not in ("training", "_is_hf_initialized") and now != value and not counts:
             yield (
-                f"{'.'.join(part for part in (rest, key) if part)} depends on the number of the layer: {now} in layer {place}, {value} in "
-                f"layer {layout.templates[place]}, which it comes from."
+                f"{'.'.join(part for part in (rest, key) if part)} depends on the number of the layer: {now} in layer {place}, "
+                f"{value} in layer {layout.templates[place]}, which it comes from."
             )
 
 

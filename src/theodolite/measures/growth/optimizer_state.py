@@ -12,17 +12,18 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from theodolite.arguments import shown
-from theodolite.errors import ArgumentError
+from theodolite.errors import ArgumentError, ClosureError
+from theodolite.problem.optimizers import needs_closure
 from theodolite.text import plural
 
 #: What becomes of the state of new layers: copied from the layers they are copies of, zero, or no state for any layer.
 STATES = ("copy", "zero_new", "reset")
 
 #: Entries of states that begin at zero in torch's optimizers and in those of transformers.
-_BEGIN_AT_ZERO = frozenset(
-    "step exp_avg exp_avg_sq max_exp_avg_sq exp_inf momentum_buffer square_avg grad_avg acc_delta row_var col_var variance "
-    "exp_avg_sq_row exp_avg_sq_col RMS".split()
-)
+_BEGIN_AT_ZERO = {
+    "step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "exp_inf", "momentum_buffer", "square_avg", "grad_avg", "acc_delta",
+    "row_var", "col_var", "variance", "exp_avg_sq_row", "exp_avg_sq_col", "RMS",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,12 @@ class Descent:
 
 
 def check_optimizer(model: nn.Module, optimizer: Optimizer) -> None:
-    """Raise where an optimizer moves parameters that are not the model's."""
+    """Raise where an optimizer moves parameters that are not the model's, or has one state for all of them."""
+    if needs_closure(optimizer):
+        raise ClosureError(
+            f"optimizer: {type(optimizer).__name__} has one history of all parameters together, which fits no deeper model. Grow "
+            "without it (optimizer=None) and make one from the grown model's parameters."
+        )
     known = {id(p) for p in model.parameters()}
     groups: list[dict[str, Any]] = optimizer.param_groups
     foreign = sum(id(p) not in known for group in groups for p in group["params"])
@@ -73,7 +79,7 @@ def grow_optimizer(optimizer: Optimizer, descents: Sequence[Descent], state: str
                 if not begins or _zeroable(optimizer, held):
                     grown.state[descent.parameter] = {key: _state_of(value, zero=begins) for key, value in held.items()}
         if lazy:
-            notes.append(f"{type(optimizer).__name__} makes the state of new parameters at its first step.")
+            notes.append(f"{type(optimizer).__name__} begins the state of new parameters by itself.")
     if any("step" in group or "k" in group for group in optimizer.param_groups):
         notes.append(f"{type(optimizer).__name__} counts steps per group, so new layers have the count of the old ones.")
     return grown, notes

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from theodolite.interrupts import unbroken
 from theodolite.measures.growth.body import Layout
 from theodolite.problem.calling import copy_model
 
@@ -149,7 +150,7 @@ def draw_blocks(model: nn.Module, names: Sequence[str], initialise: Callable[[nn
         free = {id(p) for p in own.values()}
         kept = [(p, p.detach().clone()) for p in block.parameters() if id(p) not in free]
         drawn = {key: p.detach() for key, p in own.items() if p.is_floating_point() and p.numel()}
-        with torch.no_grad():
+        with unbroken(torch.no_grad()):
             for p in drawn.values():
                 p.view(-1)[0] = torch.nan
             initialise(block)
@@ -160,7 +161,7 @@ def draw_blocks(model: nn.Module, names: Sequence[str], initialise: Callable[[nn
 
 
 def initialise_block(model: nn.Module, block: nn.Module) -> None:
-    """Draw a block by `reset_parameters` of each layer, then as the model does it: `initialise_block(block)` or `_init_weights(module)`."""
+    """Draw a block by `reset_parameters` of each layer, then as the model does: `initialise_block(block)` or `_init_weights`."""
     for module in block.modules():
         reset = getattr(module, "reset_parameters", None) or getattr(module, "_reset_parameters", None)
         if callable(reset):

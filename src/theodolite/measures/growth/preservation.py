@@ -10,10 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from theodolite.interrupts import called_within
 from theodolite.problem import Problem
 from theodolite.problem.calling import main_output
 from theodolite.problem.state_guard import left_as_found, own_random_state
-from theodolite.results import Result, Row
+from theodolite.results import Result, Row, fields_of
 from theodolite.text import number
 
 
@@ -34,11 +35,7 @@ class Preservation(Result):
     loss_after: float | None = None
 
     def rows(self) -> list[Row]:
-        return [
-            {
-                "outputs": self.outputs, "relative": self.relative, "loss_before": self.loss_before, "loss_after": self.loss_after,
-            }
-        ]  # fmt: skip
+        return [fields_of(self, "outputs relative loss_before loss_after")]
 
     def sentence(self) -> str:
         size = f"by {number(self.outputs)} at most, {number(100 * self.relative)} % of the largest one"
@@ -73,7 +70,7 @@ class Inputs:
             return cls((), _quiet(model, {name: _placed(part, device) for name, part in parts.items()}), data, loss)
         return cls(tuple(_placed(part, device) for part in parts), _quiet(model, {}), data, loss)
 
-    @torch.no_grad()
+    @called_within(torch.no_grad)
     def call(self, model: nn.Module) -> Any:
         """What the model returns, in eval mode, left as found."""
         with left_as_found(model, "eval"):
@@ -81,7 +78,9 @@ class Inputs:
                 return model(*self.args, **self.kwargs)
             except (RuntimeError, ValueError, TypeError, LookupError, AttributeError) as error:
                 first = (str(error).splitlines() or [""])[0]
-                raise ValueError(f"inputs: {type(model).__name__} cannot be called with them: {type(error).__name__}: {first}") from error
+                raise ValueError(
+                    f"inputs: {type(model).__name__} cannot be called with them: {type(error).__name__}: {first}"
+                ) from error
 
     def loss_of(self, model: nn.Module) -> float | None:
         """The loss on the data, or the one that the model returns for these inputs."""
@@ -123,13 +122,9 @@ def preservation(before: nn.Module, after: nn.Module, inputs: Inputs) -> Preserv
 
 
 def _placed(part: Any, device: torch.device) -> Any:
-    return (
-        part.to(device)
-        if isinstance(part, Tensor)
-        else torch.as_tensor(part, device=device)
-        if hasattr(part, "__array__")
-        else part
-    )
+    if isinstance(part, Tensor):
+        return part.to(device)
+    return torch.as_tensor(part, device=device) if hasattr(part, "__array__") else part
 
 
 def _quiet(model: nn.Module, kwargs: Mapping[str, Any]) -> dict[str, Any]:

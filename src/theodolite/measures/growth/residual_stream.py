@@ -1,8 +1,9 @@
 """Which projections of a block write into the residual stream, found by measurement.
 
-A pre-norm block is `y = x + f(x)`. With all its projections at zero f is zero; then one after the other is given random values, in
-the order in which they are called, and those that change y go back to zero. What is left at zero are the last ones: the projections into
-the stream. With these at zero the block is the identity, and all parameters still move within two steps: first these, then the others.
+A pre-norm block is `y = x + f(x)`. With all its projections at zero f is zero; then one after the other is given random values,
+in the order in which they are called, and those that change y go back to zero. What is left at zero are the last ones: the
+projections into the stream. With these at zero the block is the identity, and all parameters still move within two steps: first
+these, then the others.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from theodolite.interrupts import called_within
 from theodolite.problem.activations import Call, Hooks
 from theodolite.problem.state_guard import left_as_found
 from theodolite.problem.tensors import named_tensors
@@ -34,7 +36,7 @@ class StreamProjections:
     halved: float
 
 
-@torch.no_grad()
+@called_within(torch.no_grad)
 def stream_projections(block: nn.Module, call: Call, own: Mapping[str, Tensor], seed: int) -> StreamProjections:
     """The projections of a block into the residual stream, measured on a recorded call of it or of a block like it.
 
@@ -57,7 +59,7 @@ def stream_projections(block: nn.Module, call: Call, own: Mapping[str, Tensor], 
         for group in groups:
             for name in group:
                 own[name].copy_(torch.randn(own[name].shape, generator=generator) * 0.1)
-            if not _same(_output(block, call, x), quiet):
+            if not torch.equal(_output(block, call, x), quiet):  # what is multiplied by zero adds exactly zero
                 kept += group
                 for name in group:
                     own[name].zero_()
@@ -76,8 +78,9 @@ def _put(own: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
 
 
 def _same(y: Tensor, x: Tensor) -> bool:
-    """Equal up to a few roundings of the largest entry."""
-    return bool((y - x).abs().max() <= 8 * torch.finfo(x.dtype).eps * x.abs().max())
+    """Equal up to a few roundings of the largest entry; half precision is no excuse."""
+    tolerance = min(8 * torch.finfo(x.dtype).eps, 1e-6)
+    return bool((y - x).abs().max() <= tolerance * x.abs().max())
 
 
 def _output(block: nn.Module, call: Call, x: Tensor) -> Tensor:
@@ -92,8 +95,8 @@ def _stream(tree: Any, shape: torch.Size | None = None) -> Tensor:
         if t.is_floating_point() and (t.shape == shape if shape is not None else t.ndim > 1):
             return t
     raise ValueError(
-        "a block of the body does not map a tensor to one of the same shape, so nothing can be added to it that leaves the model as it "
-        "is: take init='copy' or 'random'."
+        "a block of the body does not map a tensor to one of the same shape, so nothing can be added to it that leaves the model "
+        "as it is: take init='copy' or 'random'."
     )
 
 

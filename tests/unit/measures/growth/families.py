@@ -9,8 +9,8 @@ from torch import nn
 
 _TOKENS = {"vocab_size": 50, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 0}
 _SIZES = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 4, "num_attention_heads": 2}
-_TEXT = {**_TOKENS, **_SIZES, "max_position_embeddings": 32}
-_GROUPED = {**_TEXT, "num_key_value_heads": 1}
+TEXT = {**_TOKENS, **_SIZES, "max_position_embeddings": 32}
+_GROUPED = {**TEXT, "num_key_value_heads": 1}
 _GEMMA = {**_GROUPED, "head_dim": 8, "sliding_window": 4}
 _T5 = {"vocab_size": 50, "d_model": 16, "d_kv": 8, "d_ff": 24, "num_heads": 2, "decoder_start_token_id": 0, "pad_token_id": 0}
 
@@ -30,22 +30,22 @@ CONFIGURATIONS: dict[str, tuple[str, str, dict[str, Any]]] = {
         "Gemma3ForCausalLM", "Gemma3TextConfig",
         {**_GEMMA, "layer_types": ["sliding_attention", "full_attention"] * 2},
     ),
-    "gpt-neox": ("GPTNeoXForCausalLM", "GPTNeoXConfig", _TEXT),
+    "gpt-neox": ("GPTNeoXForCausalLM", "GPTNeoXConfig", TEXT),
     "opt": (
         "OPTForCausalLM", "OPTConfig",
-        {**{k: v for k, v in _TEXT.items() if k != "intermediate_size"}, "ffn_dim": 24, "word_embed_proj_dim": 16},
+        {**{k: v for k, v in TEXT.items() if k != "intermediate_size"}, "ffn_dim": 24, "word_embed_proj_dim": 16},
     ),
-    "phi": ("PhiForCausalLM", "PhiConfig", _TEXT),
+    "phi": ("PhiForCausalLM", "PhiConfig", TEXT),
     "mixtral": ("MixtralForCausalLM", "MixtralConfig", {**_GROUPED, "num_local_experts": 4, "num_experts_per_tok": 2}),
-    "bert": ("BertForMaskedLM", "BertConfig", _TEXT),
-    "roberta": ("RobertaForMaskedLM", "RobertaConfig", {**_TEXT, "max_position_embeddings": 40}),
+    "bert": ("BertForMaskedLM", "BertConfig", TEXT),
+    "roberta": ("RobertaForMaskedLM", "RobertaConfig", {**TEXT, "max_position_embeddings": 40}),
     "vit": ("ViTForImageClassification", "ViTConfig", {**_SIZES, "image_size": 8, "patch_size": 4, "num_labels": 3}),
     "t5": ("T5ForConditionalGeneration", "T5Config", {**_T5, "num_layers": 4, "num_decoder_layers": 3}),
     "modernbert": (
         "ModernBertForMaskedLM", "ModernBertConfig",
-        {**_TEXT, "global_attn_every_n_layers": 2, "cls_token_id": 0, "sep_token_id": 1, "local_attention": 4},
+        {**TEXT, "global_attn_every_n_layers": 2, "cls_token_id": 0, "sep_token_id": 1, "local_attention": 4},
     ),
-    "albert": ("AlbertForMaskedLM", "AlbertConfig", {**_TEXT, "embedding_size": 8}),
+    "albert": ("AlbertForMaskedLM", "AlbertConfig", {**TEXT, "embedding_size": 8}),
 }  # fmt: skip
 FAMILIES = list(CONFIGURATIONS)[:12]
 POST_NORM = ("bert", "roberta")

@@ -12,7 +12,7 @@ import theodolite as th
 from theodolite.measures.growth import GrowthOperator, find_body
 from theodolite.testing import model_state, same
 
-from .families import CAUSAL, FAMILIES, POST_NORM, inputs_of, model_of
+from .families import CAUSAL, FAMILIES, POST_NORM, TEXT, inputs_of, model_of
 
 pytest.importorskip("transformers")
 
@@ -79,7 +79,7 @@ def test_check_07_identities(family):
 
 @pytest.mark.parametrize("family", EACH)
 def test_layers_are_where_the_operator_puts_them(family):
-    """Old and copied ones are equal bit by bit, drawn ones differ from all; ties stay, nothing is shared, the old model is as it was."""
+    """Old and copied ones are equal bit by bit, drawn ones differ from all; ties stay, and the old model is as it was."""
     model = model_of(family)
     before = model_state(model)
     for init in ("copy", "random"):
@@ -143,10 +143,10 @@ def test_random_layers_are_drawn_by_the_initialiser_of_the_model():
 
 def test_a_first_block_of_another_shape_stays_and_is_not_copied():
     model = model_of("t5")
-    with pytest.raises(ValueError, match="2 lists of blocks: encoder.block .4 × T5Block., decoder.block .3 × T5Block."):
+    with pytest.raises(ValueError, match=r"2 lists of blocks: encoder.block .4 × T5Block., decoder.block .3 × T5Block."):
         th.grow(model, operator())
     assert find_body(model, "decoder.block").fixed == (0,)
-    with pytest.raises(ValueError, match="repeats layer 0 of decoder.block.*Take one that repeats others: 1, 2"):
+    with pytest.raises(ValueError, match=r"repeats layer 0 of decoder.block.*Take one that repeats others: 1, 2"):
         th.grow(model, operator(start=0, layers=3), body="decoder.block")
     ids = inputs_of("gpt2")["input_ids"]
     for path, layers in (("encoder.block", 4), ("decoder.block", 3)):
@@ -197,7 +197,7 @@ def test_models_that_their_configuration_does_not_make_are_refused():
     replaced = model_of("gpt2")
     for block in replaced.transformer.h:
         block.mlp.act = nn.ReLU()
-    with pytest.raises(ValueError, match="was changed since it was built from its configuration, at transformer.h.0.mlp.act"):
+    with pytest.raises(ValueError, match=r"was changed since it was built from its configuration, at transformer.h.0.mlp.act"):
         th.grow(replaced, operator())
     spliced = model_of("gpt2")
     spliced.transformer.h = nn.ModuleList(list(spliced.transformer.h)[:3])
@@ -207,3 +207,18 @@ def test_models_that_their_configuration_does_not_make_are_refused():
     quantised.config.quantization_config = {"quant_method": "bitsandbytes"}
     with pytest.raises(ValueError, match="quantised weights"):
         th.grow(quantised, operator())
+
+
+def test_layers_of_kinds_that_depend_on_their_number():
+    """Every second layer has experts: a layer cannot move by one, and moves by two. Each kind has projections of its own."""
+    import transformers
+
+    sizes = {"num_key_value_heads": 1, "head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+    config = transformers.Qwen3MoeConfig(**TEXT, **sizes, decoder_sparse_step=2)
+    model = transformers.Qwen3MoeForCausalLM(config).eval()
+    with pytest.raises(ValueError, match=r"layers of several kinds, by their number.*multiple of the period"):
+        th.grow(model, GrowthOperator.of([0, 1, None, 2, 3]))
+    found = th.grow(model, operator("identity", 0, 2), inputs=inputs_of("llama"))
+    assert found.preservation.outputs == 0.0
+    assert found.model.model.layers[2].mlp.gate_proj.weight.all()
+    assert found.model.model.layers[3].mlp.experts.gate_up_proj.any()

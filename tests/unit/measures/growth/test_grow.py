@@ -180,6 +180,41 @@ def test_optimizers_whose_state_does_not_begin_at_zero(make):
     assert len(grown.optimizer.state) == len(list(grown.model.parameters()))
 
 
+@pytest.mark.parametrize("init", ["copy", "random"])
+def test_adafactor_keeps_rows_and_columns(init):
+    model, optimizer = trained(small_gpt(), torch.optim.Adafactor)
+    grown = th.grow(model, operator(init), optimizer=optimizer)
+    held = grown.optimizer.state[grown.model.layers[2].mlp.up.weight]
+    there = optimizer.state[model.layers[1].mlp.up.weight]
+    assert same(held, there if init == "copy" else {key: torch.zeros_like(t) for key, t in there.items()})
+    step(grown.model, grown.optimizer)
+
+
+def test_an_optimizer_with_one_state_for_all_is_refused():
+    model = small_gpt()
+    with pytest.raises(TypeError, match="one history of all parameters"):
+        th.grow(model, operator(), optimizer=torch.optim.LBFGS(model.parameters()))
+
+
+def test_a_wrapper_is_taken_off_and_the_result_says_so():
+    model = small_gpt()
+    grown = th.grow(nn.DataParallel(model), operator(), inputs=IDS)
+    assert type(grown.model) is type(model)
+    assert "The grown model is a plain GPT" in grown.sentence()
+
+
+def test_too_little_memory_is_said_before_anything_is_copied(monkeypatch):
+    model = small_gpt()
+    needed = 8 * th.grow(model, operator()).parameters
+    for free in (needed, needed - 1):
+        monkeypatch.setattr("theodolite.measures.growth.growing.available_bytes", lambda device, free=free: free)
+        if free == needed:
+            th.grow(model, operator())
+        else:
+            with pytest.raises(ValueError, match=r"needs 0.0 GiB on cpu beside the old one.*model.cpu\(\)"):
+                th.grow(model, operator())
+
+
 def test_the_model_and_all_random_states_are_left_as_found():
     model, optimizer = trained(small_gpt())
     model.layers[1].eval()
@@ -219,6 +254,16 @@ def test_random_layers_are_drawn_as_the_model_was(init):
     for weight, std in zip((layer.mlp.up.weight, layer.mlp.down.weight), expected, strict=True):
         assert float(weight.detach().std()) == pytest.approx(std, rel=0.05)
     assert layer.norm1.weight.tolist() == [1.0] * 64
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_identities_in_lower_precision(dtype):
+    """Small weights count too: what they add is nothing exactly, not nearly."""
+    model = th.models.gpt(20, 8, 16, 4, 2, init="gpt2", seed=0).to(dtype)
+    grown = th.grow(model, operator("identity"), inputs=IDS)
+    assert grown.preservation.outputs == 0.0
+    zeros = [name for name, p in grown.model.layers[2].named_parameters() if name.endswith("weight") and not p.any()]
+    assert zeros == ["attention.out.weight", "mlp.down.weight"]
 
 
 def test_scaled_copies_add_half():
