@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
-import functools
 import itertools
 import math
 
@@ -21,7 +19,7 @@ from theodolite.measures.growth import grow, growth_operators, landscape_aware_g
 from theodolite.measures.growth.diagnostics import trial_steps
 from theodolite.measures.growth.validation import batch_check_sum, validation_problem
 from theodolite.results import Outcome
-from theodolite.testing import ResultContract, same
+from theodolite.testing import same
 from theodolite.training.own_order import OwnOrder
 
 
@@ -31,17 +29,6 @@ def chosen(**more):
 
 def validation_loss(model):
     return th.Problem(model, CRITERION, VALID).loss()
-
-
-@functools.cache
-def a_choice():
-    found = landscape_aware_growth(**given(lag=4, operators=["last", "identity"], baselines=("small",)))
-    return dataclasses.replace(found, model=None, optimizer=None)
-
-
-class TestGrowthChoice(ResultContract):
-    def make(self):
-        return a_choice()
 
 
 # The same for all

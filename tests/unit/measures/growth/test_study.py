@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 import itertools
 
 import numpy as np
@@ -14,31 +12,11 @@ import theodolite as th
 from tests.unit.measures.growth.small import CRITERION, TRAIN, VALID, Network, given, trained
 from theodolite.measures.growth import GrowthStudy, Stage, adaptive_stacking, bert_large_stages, grow, growth_study
 from theodolite.measures.growth.diagnostics import stacking_trial_steps
-from theodolite.testing import ResultContract, same
+from theodolite.testing import same
 
 
 def study(**more):
     return growth_study(**given(**{"steps": 8, "every": 4, "operators": ["last", "random-top", "identity"], **more}))
-
-
-@functools.cache
-def a_study():
-    return study(seeds=2, baselines=("small",))
-
-
-@functools.cache
-def a_stacking():
-    return dataclasses.replace(stacked(), model=None, optimizer=None)
-
-
-class TestGrowthStudy(ResultContract):
-    def make(self):
-        return a_study()
-
-
-class TestStacking(ResultContract):
-    def make(self):
-        return a_stacking()
 
 
 def test_the_losses_are_those_of_plain_runs():
