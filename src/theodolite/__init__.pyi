@@ -73,6 +73,13 @@ from theodolite.measures.bounds import risk_certificate as risk_certificate
 from theodolite.measures.bounds import held_out_bound as held_out_bound
 from theodolite.measures.bounds import kl_inverse as kl_inverse
 
+# How do I make it deeper?
+from theodolite.measures.growth import growth_operators as growth_operators
+from theodolite.measures.growth import grow as grow
+from theodolite.measures.growth import landscape_aware_growth as landscape_aware_growth
+from theodolite.measures.growth import growth_study as growth_study
+from theodolite.measures.growth import adaptive_stacking as adaptive_stacking
+
 # Reproduce
 from theodolite import experiments as experiments
 from theodolite import data as data

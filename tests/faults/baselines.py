@@ -30,6 +30,40 @@ def pairs_of_data() -> tuple[torch.Tensor, torch.Tensor]:
     return numbers(6, 2), numbers(6, 2).flip(0)
 
 
+def deep_network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 3), nn.Linear(3, 3), nn.Linear(3, 2)).double()
+
+
+def deepened(**more: Any) -> Arguments:
+    model = deep_network()
+    batch = {"inputs": numbers(2, 2), "data": pairs_of_data(), "loss": nn.MSELoss()}
+    return {"model": model, "optimizer": sgd(model), **batch, **more}
+
+
+def searched(**more: Any) -> Arguments:
+    """What the search for a growth operator is given."""
+    model = deep_network()
+    batch = {"loss": nn.MSELoss(), "data": pairs_of_data(), "batch_size": 3, "validation": (numbers(8, 2) + 9, numbers(8, 2))}
+    names = {"operators": ["last", "0/1/copy"], "baselines": ["small"], "state": "copy", "body": "", "target": "labels"}
+    return {"model": model, "optimizer": sgd(model), **batch, **names, "layers": 3, "first": 2, "progress": False, **more}
+
+
+def stacked() -> Arguments:
+    def build(layers: int) -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(2, 3), *(nn.Linear(3, 3) for _ in range(layers)), nn.Linear(3, 2)).double()
+
+    valid = (numbers(8, 2) + 9, numbers(8, 2))
+    given = {"loss": nn.MSELoss(), "data": pairs_of_data(), "optimizer": "sgd", "schedule": 0.1, "validation": valid}
+    return {"build": build, **given, "stages": [(2, 2), (3, 2)], "progress": False}
+
+
+@functools.cache
+def growth_study() -> Any:
+    return th.growth_study(**searched(steps=4, every=2))
+
+
 def labelled() -> tuple[torch.Tensor, torch.Tensor]:
     return numbers(8, 2), torch.arange(8) % 2
 
@@ -248,6 +282,25 @@ BASELINES: dict[str, Callable[[], Arguments]] = {
         "delta_draws": 0.01, "guessing": 0.5},
     "held_out_bound": lambda: {"errors": 3, "n": 100, "delta": 0.05},
     "kl_inverse": lambda: {"q": 0.1, "budget": 0.2},
+    "growth_operators": lambda: {"layers": 6, "added": 2, "starts": [0, 1], "blocks": [1, 2], "inits": ["copy", "random"]},
+    "grow": lambda: deepened(operator="last", layers=3, state="copy", seed=0, body=""),
+    "landscape_aware_growth": lambda: searched(lag=2, every=1, steps=20, clip=1.0, schedule=0.1, seed=0),
+    "growth_study": lambda: searched(steps=2, every=1, seeds=[0, 1], clip=1.0, schedule=0.1),
+    "adaptive_stacking": lambda: {**stacked(), "lag": 1, "batch_size": 3, "clip": 1.0, "body": "", "target": "labels", "seed": 0},
+    "measures.growth.GrowthStudy.heatmap": lambda: {"until": 2, "smooth": 1},
+    "measures.growth.GrowthStudy.final_correlation": lambda: {"kind": "pearson", "smooth": 1},
+    "measures.growth.GrowthStudy.recall": lambda: {"r": 2, "smooth": 1},
+    "measures.growth.GrowthStudy.regret": lambda: {"smooth": 1},
+    "measures.growth.GrowthStudy.relative_regret": lambda: {"smooth": 1},
+    "measures.growth.GrowthStudy.smoothed": lambda: {"window": 1},
+    "measures.growth.GrowthStudy.transition": lambda: {"until": 2, "smooth": 1},
+    "measures.growth.GrowthStudy.chosen": lambda: {"lag": 1},
+    "measures.growth.Stage.operators": lambda: {"depth": 2},
+    "grow#list": lambda: deepened(operator=[0, 0, 1]),
+    "measures.growth.growth_operator": lambda: {"text": "last", "layers": 6, "added": 2},
+    "measures.growth.find_body": lambda: {"model": deep_network(), "body": ""},
+    "measures.growth.GrowthOperator.of": lambda: {"layers": [0, 0, 1], "init": "copy"},
+    "measures.growth.GrowthOperator.picture": lambda: {"first": 1},
     "measures.bounds.bernoulli_kl": lambda: {"q": 0.1, "p": 0.2},
     "measures.bounds.all_bounds": lambda: {"empirical": 0.1, "kl": 5.0, "n": 500, "delta": 0.025, "penalty": 1.0},
     "measures.bounds.bound_from_summary": lambda: {"ebar": 0.1, "kl": 5.0, "rho": -1.3, "n": 500, "delta": 0.025,

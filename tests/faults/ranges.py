@@ -72,15 +72,18 @@ RANGES: tuple[Range, ...] = (
         "omp_success_bound.atoms LearningSettings.sparsity hessian_structure.k compare.k compare_layers.k "
         "track_eigenpairs.k omp_threshold.k omp_success_bound.k wrn.k sample regime_diagram.steps cnn.kernel "
         "passes networks grid_penalty.j held_out_bound.n pac_bayes_bound.rank tasks sgd_risk.paths knots segment "
-        "problems trajectories together valid_samples"),
+        "problems trajectories together valid_samples "
+        "growth_operators.layers growth_operator.layers smooth r Stage.operators.depth ul2_objectives.span"),
     Range("8, 9, ...", lambda v: is_whole(v) and v >= 8, "risk_certificate.n all_bounds.n bound_from_summary.n"),
     Range("1, 2, 3, ... up to what there is", lambda v: is_whole(v) and 1 <= v < 1000,
-        "k sparsity s rank restrict_vocab OutputHead.restricted.words TaylorTwin.order", bounded=True),
+        "k sparsity s rank restrict_vocab OutputHead.restricted.words TaylorTwin.order added grow.layers "
+        "landscape_aware_growth.layers growth_study.layers", bounded=True),
     Range("0, 1, 2, ...", lambda v: is_whole(v) and v >= 0,
         "memory_budget hold_bytes directions drop_first mask_token rounds rows expansions resamples paths check_steps best_step "
         "step first_step start i kernel_drift.probes kernels_on_ball.probes pl_report.probes learn_dictionaries.epochs "
         "anchor_clusters.top compare_prompts.top expected_regime.steps visiting_steps.steps class_orbit.steps "
-        "descend.steps one_example.steps pure_quadratic.steps unit_sigma.steps raises tune_step_size.seed"),
+        "descend.steps one_example.steps pure_quadratic.steps unit_sigma.steps raises tune_step_size.seed GrowthOperator.picture.first "
+        "first lag GrowthStudy.heatmap.until GrowthStudy.transition.until"),
     Range("0, 1, 2, ... up to what there is", lambda v: is_whole(v) and 0 <= v < 1000,
         "n_train n_test held_out_bound.errors", bounded=True),
     Range("0 or more, up to the draws", lambda v: is_finite(v) and 0 <= v <= 1000, "risk_certificate.errors", bounded=True),
@@ -88,7 +91,7 @@ RANGES: tuple[Range, ...] = (
         "tune_step_size.budget period groups side bars.most exact_anchor_world.dim gaussian_dictionary_world.dim rank_k_target.dim rank_k_targets.dim "
         "ntk_cnn.depth"),
     Range("-1, where a schedule begins, or a step", lambda v: is_whole(v) and v >= -1, "last_epoch"),
-    Range("an odd number from 1 on", lambda v: is_whole(v) and v >= 1 and v % 2 == 1, "kernel"),
+    Range("an odd number from 1 on", lambda v: is_whole(v) and v >= 1 and v % 2 == 1, "kernel GrowthStudy.smoothed.window"),
     Range("a place: 0, 1, ... below what there is", lambda v: is_whole(v) and 0 <= v < 1000,
         "feature output layer.index vertex replica layer source with_connections.target word linearity.samples hessian_norm.samples "
         "linearity_deviation.sample trial StabilityResult.explains.trial StabilityResult.fit.trial "
@@ -113,7 +116,7 @@ RANGES: tuple[Range, ...] = (
         "half_sum_rate.rate overfitting_dictionary.radius gaussian_dictionary_world.radius Fleet.train.schedule "
         "Fleet.rate stability.rate kl risk_certificate.penalty all_bounds.penalty"),
     Range("above 0 and below 1", lambda v: is_finite(v) and 0 < v < 1,
-        "tol level hidden_fraction threshold train_share choose_dictionary.held_out beta delta delta_draws split guessing decay"),
+        "tol level hidden_fraction threshold train_share choose_dictionary.held_out corrupted beta delta delta_draws split guessing decay"),
     Range("above 0 and at most 1", lambda v: is_finite(v) and 0 < v <= 1, "transfer_certificate.mu safe_share settled"),
     Range("0 or more and below 1", lambda v: is_finite(v) and 0 <= v < 1, "momentum alpha held_out quantile"),
     Range("from 0 to 1", lambda v: is_finite(v) and 0 <= v <= 1,
@@ -152,6 +155,13 @@ RANGES: tuple[Range, ...] = (
     # Several of them
     Range("one or more of 1, 2, 3, ...", lambda v: is_list_of(lambda w: is_whole(w) and w >= 1, v),
         "sizes ms blocks patch_shape choose_dictionary.n_components choose_dictionary.sparsity image ranks cnn.widths"),
+    Range("places, or none", lambda v: is_list_of(lambda w: is_whole(w) and w >= 0, v), "starts"),
+    Range("three shares that sum to 1", lambda v: False, "shares"),
+    Range("above all tokens", lambda v: is_whole(v) and v > 23, "sentinel"),
+    Range("baselines, or none", lambda v: v == [], "baselines"),
+    Range("stages, each deeper than the one before", lambda v: False, "stages"),
+    Range("layers in order, none for a random one",
+        lambda v: is_list_of(lambda w: w is None or is_whole(w), v), "GrowthOperator.of.layers grow.operator"),
     Range("none of 1, 2, 3, ... or more", lambda v: v == [] or is_list_of(lambda w: is_whole(w) and w >= 1, v), "widths"),
     Range("one of 1, 2, 3, ... or several", lambda v: (is_whole(v) and v >= 1) or is_list_of(lambda w: is_whole(w) and w >= 1, v),
         "seeds trials ntk_cnn.width ntk_fcn.width meta_gradient_health.steps sgd_risk.steps"),
@@ -161,7 +171,7 @@ RANGES: tuple[Range, ...] = (
     Range("one of 0, 1, 2, ... or several, also as a float", lambda v: is_finite(v) and v >= 0 and float(v).is_integer(),
         "top"),
     Range("one of 0, 1, 2, ... or several, or none", lambda v: v == [] or (is_whole(v) and v >= 0), "exclude"),
-    Range("steps, or none", lambda v: v == [] or (is_whole(v) and v >= 1), "checkpoints Fleet.train.every"),
+    Range("steps, or none", lambda v: v == [] or (is_whole(v) and v >= 1), "checkpoints Fleet.train.every train.every"),
     Range("one or more above 0 and finite", lambda v: is_list_of(lambda w: is_finite(w) and w > 0, v),
         "rates ratios panels.size sigmas"),
     Range("two numbers, the smaller first; infinite ends reach the edge", lambda v: False,

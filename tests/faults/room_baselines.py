@@ -18,6 +18,7 @@ from tests.faults.baselines import (
     classification,
     eigenpairs,
     factors,
+    growth_study,
     labelled,
     language_model,
     line,
@@ -27,15 +28,18 @@ from tests.faults.baselines import (
     pairs_of_data,
     problem,
     risk,
+    searched,
     setup,
     sgd,
     stability_rows,
+    stacked,
     symmetric,
 )
 from theodolite import plots
 from theodolite.data import Dataset, Documents, Text
 from theodolite.data import generators as data_generators
 from theodolite.measures import anchors, dictionary
+from theodolite.measures.growth import Stage
 from theodolite.monitors.log import fold
 from theodolite.runners import Engine
 
@@ -204,7 +208,7 @@ IMAGE = {"classes": 3, "channels": 1, "activation": "relu", "init": "xavier", "s
 #: As `baselines.BASELINES`.
 ROOMS: dict[str, Callable[[], Arguments]] = {
     # Training
-    "train": lambda: model_and(sgd, steps=2, batch_size=3, schedule=0.1, until=0.0, clip=1.0, every=1,
+    "train": lambda: model_and(sgd, steps=2, batch_size=3, schedule=0.1, until=0.0, clip=1.0, every=1, first=1,
         measure={"one": lambda model: 1.0}, observe=lambda *step: None, checkpoint_every=1, target="labels", seed=0),
     "train#epochs": lambda: model_and(sgd, epochs=1, batch_size=3),
     "training.cosine": lambda: {"rate": 0.1, "steps": 3, "final": 0.0},
@@ -406,6 +410,11 @@ ROOMS: dict[str, Callable[[], Arguments]] = {
         "error": 0.1}], "bound": 0.45, "title": "t", "ax": axes()},
     "plots.plot_step_size": lambda: {"choice": choice(), "title": "t", "ax": axes()},
     "plots.plot_certificate": lambda: {"certificate": risk(), "title": "t", "ax": axes()},
+    "data.ul2_objectives": lambda: {"tokens": torch.arange(24).reshape(2, 12), "sentinel": 100, "shares": [0.5, 0.0, 0.5],
+        "corrupted": 0.2, "span": 2, "seed": 0},
+    "plots.plot_growth_choice": lambda: {"choice": th.landscape_aware_growth(**searched(lag=1)), "title": "t", "ax": axes()},
+    "plots.growth_study_panels": lambda: {"study": growth_study(), "title": "t"},
+    "plots.plot_stacking": lambda: {"stacking": th.adaptive_stacking(**stacked(), lag=1), "title": "t", "ax": axes()},
     "plots.plot_posterior": lambda: {"posterior": risk().posterior, "most": 5, "title": "t", "ax": axes()},
     "plots.plot_dictionary_choice": lambda: {"rows": choice_rows(), "title": "t", "figure": plots.panels(1)[0]},
     "plots.plot_learning_curve": lambda: {"rows": [{"epoch": 1, "loss": 0.5}, {"epoch": 2, "loss": 0.4}], "title": "t",
@@ -476,6 +485,16 @@ OWNERS: dict[str, Callable[[], Any]] = {
     "measures.anchors.LogLinear.from_logits": lambda: anchors.LogLinear,
     "measures.anchors.OutputHead.restricted": head,
     "measures.dictionary.SparseCodes.dense": lambda: dictionary.pursue(numbers(4, 6), torch.eye(6).double(), 1),
+    "measures.growth.GrowthStudy.heatmap": growth_study,
+    "measures.growth.GrowthStudy.final_correlation": growth_study,
+    "measures.growth.GrowthStudy.recall": growth_study,
+    "measures.growth.GrowthStudy.regret": growth_study,
+    "measures.growth.GrowthStudy.relative_regret": growth_study,
+    "measures.growth.GrowthStudy.smoothed": growth_study,
+    "measures.growth.GrowthStudy.transition": growth_study,
+    "measures.growth.GrowthStudy.chosen": growth_study,
+    "measures.growth.Stage.operators": lambda: Stage(3, 5),
+    "measures.growth.GrowthOperator.picture": lambda: th.growth_operators(4, 2)[0],
     "measures.bounds.GaussianPosterior.sample": lambda: risk().posterior,
     "measures.stepsize.RateDescent.outside": lambda: th.measures.stepsize.descend_rate(
         symmetric(), torch.ones(4), 0.1, 5, updates=3

@@ -19,7 +19,7 @@ STAND_INS: dict[str, Callable[..., Any]] = {**baselines.STAND_INS, **room_baseli
 
 _MEASURES = (
     "hessian dynamics kernel linearity features anchors dictionary stability quadratic_models audit data_audit mode_connectivity "
-    "progress trials bounds stepsize"
+    "progress trials bounds stepsize growth"
 )
 _ROOMS = [
     *[
@@ -51,6 +51,7 @@ WITHOUT: dict[str, str] = {
     "models.stories260k_from": "needs the weights of that model; `load_weights` is tested",
     "models.resnet20_from": "needs the weights of that model; `load_weights` is tested",
     "models.llama_from_config": "needs a file's whole configuration; its numbers go to `llama_decoder`",
+    "measures.growth.bert_large_stages": _NO_NUMBERS,
     "plots.style": _NO_NUMBERS,
     "testing.known_problems": _NO_NUMBERS,
     "testing.dense_gauss_newton": "two functions and tensors, as `dense_hessian`",

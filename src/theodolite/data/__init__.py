@@ -25,6 +25,8 @@ from theodolite.data.loading import listing as listing
 from theodolite.data.loading import load as load
 from theodolite.data.loading import weights as weights
 from theodolite.data.loading import where as where
+from theodolite.data.objectives import MixedTokens as MixedTokens
+from theodolite.data.objectives import ul2_objectives as ul2_objectives
 from theodolite.data.readers import image_folder as image_folder
 from theodolite.data.stories import Tokenizer as Tokenizer
 from theodolite.data.stories import stories260k_config as stories260k_config

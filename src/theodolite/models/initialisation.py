@@ -261,6 +261,22 @@ def initialise(model: M, init: str, *, residuals: int | None = None) -> M:
     return named(model, init)
 
 
+class DrawsBlocks:
+    """For models with a list of blocks: what draws one more of them, as `theodolite.grow` asks for.
+
+    The number of layers that "gpt2" scales by is that of the model as it is; a model with loaded weights draws as "normal_0.02".
+    """
+
+    initialisation: str
+
+    def initialise_block(self, block: nn.Module) -> None:
+        """Draw a block of this model by the law that the model had."""
+        law = "normal_0.02" if self.initialisation == "loaded" else self.initialisation
+        body: Any = self if hasattr(self, "layers") else self.model  # type: ignore[attr-defined]
+        initialise(block, law, residuals=2 * len(body.layers))
+        del block.initialisation
+
+
 def named(model: M, init: str) -> M:
     """The model, knowing its initialisation by name."""
     model.initialisation = init  # type: ignore[assignment]

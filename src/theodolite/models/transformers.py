@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from theodolite.arguments import checked, number_in, positive, positive_integers
-from theodolite.models.initialisation import LAYER_INITS, TOKEN_INITS, construct, image_sizes
+from theodolite.models.initialisation import LAYER_INITS, TOKEN_INITS, DrawsBlocks, construct, image_sizes
 from theodolite.models.initialisation import activation as make_activation
 
 # The parts transformers are made of: attention, feed-forward, and the residual block of the two.
@@ -103,7 +103,7 @@ def positions_of(ids: Tensor, context: int) -> Tensor:
     return torch.arange(ids.shape[1], device=ids.device)
 
 
-class GPT(nn.Module):
+class GPT(DrawsBlocks, nn.Module):
     """Token and position embeddings, pre-norm causal blocks `layers`, norm, and a head without bias.
 
     A tied head shares the token embedding. Called with ids (B, T), it returns logits (B, T, vocabulary).
@@ -153,7 +153,7 @@ def gpt(
     return construct(lambda: GPT(vocabulary, context, dim, depth, heads, hidden, tied, activation), init, seed, TOKEN_INITS)
 
 
-class BERT(nn.Module):
+class BERT(DrawsBlocks, nn.Module):
     """Embeddings with their norm, bidirectional blocks `layers`, and a head: linear, GELU, norm, tied decoder with bias.
 
     One segment only, so there is no segment embedding. Called with ids (B, T), it returns logits (B, T, vocabulary).
@@ -215,7 +215,7 @@ def bert(
 # A small vision transformer.
 
 
-class ViT(nn.Module):
+class ViT(DrawsBlocks, nn.Module):
     """Patches, a class token, learned positions, pre-norm blocks `layers`, norm, and a linear head on the class token.
 
     The class token and the positions start at N(0, 0.02²) whatever the initialisation of the layers.
@@ -363,7 +363,7 @@ class LlamaBody(nn.Module):
         return self.norm(x)
 
 
-class Llama(nn.Module):
+class Llama(DrawsBlocks, nn.Module):
     """The body `model` and the head `lm_head`, which shares the embedding where tied: ids (B, T) -> logits (B, T, vocabulary)."""
 
     def __init__(self, body: LlamaBody, vocabulary: int, dim: int, tied: bool) -> None:

@@ -53,6 +53,9 @@ from theodolite.plots.stability import pairs_and_maxima as pairs_and_maxima
 from theodolite.plots.stability import stability_panels as stability_panels
 from theodolite.plots.step_size import plot_step_size as plot_step_size
 from theodolite.plots.step_size import range_test as range_test
+from theodolite.plots.studies.growth import growth_study_panels as growth_study_panels
+from theodolite.plots.studies.growth import plot_growth_choice as plot_growth_choice
+from theodolite.plots.studies.growth import plot_stacking as plot_stacking
 from theodolite.plots.style import DIVERGING as DIVERGING
 from theodolite.plots.style import MARKERS as MARKERS
 from theodolite.plots.style import PALETTE as PALETTE

@@ -22,6 +22,7 @@ from theodolite.plots.scatter import scatter
 from theodolite.plots.spectra import density, eigenvalues
 from theodolite.plots.stability import stability_panels
 from theodolite.plots.step_size import plot_step_size, range_test
+from theodolite.plots.studies.growth import growth_study_panels, plot_growth_choice, plot_stacking
 from theodolite.results import Result
 
 Drawing = Axes | Figure
@@ -231,6 +232,8 @@ _DRAWINGS: dict[str, Callable[[Any], Drawing]] = {
     "gaussian-posterior": plot_posterior,
     "gradient-flow": gradients_by_layer,
     "gradient-noise": gradient_groups,
+    "growth-choice": plot_growth_choice,
+    "growth-study": growth_study_panels,
     "kernel-drift": drift_by_distance,
     "label-audit": class_counts,
     "learning-progress": short_training,
@@ -248,6 +251,7 @@ _DRAWINGS: dict[str, Callable[[Any], Drawing]] = {
     "stable-meta-gradient": meta_gradient_over_rates,
     "step-size-choice": plot_step_size,
     "stability-result": lambda result: stability_panels(result.rows()),
+    "stacking": plot_stacking,
     "trace": loss_curve,
     "trial-runs": trial_runs,
 }

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from theodolite.arguments import a_mapping, a_path, a_text, checked, count, finite, nonnegative, positive
+from theodolite.arguments import a_mapping, a_path, a_text, checked, count, finite, given, nonnegative, positive, whole
 from theodolite.arguments import seed as a_seed
 from theodolite.errors import ArgumentError
 from theodolite.interrupts import unbroken_context
@@ -29,7 +29,7 @@ from theodolite.problem.state_guard import cuda_devices, modes_kept, own_random_
 from theodolite.progress import counting
 from theodolite.results import Cost, Outcome
 from theodolite.training.interruption import NAME, deferred_interrupt, load_state, save_state
-from theodolite.training.schedules import Feed, Schedule, as_schedule, check_length
+from theodolite.training.schedules import Feed, Schedule, as_schedule, as_steps, check_length
 from theodolite.training.trace import Trace
 
 Observer = Callable[[int, nn.Module, Batch, Optimizer], None]
@@ -52,7 +52,8 @@ _REMEDY = (
     until=finite,
     clip=positive,
     measure=a_mapping,
-    every=count,
+    every=given,
+    first=whole,
     observe=a_plain_function,
     checkpoint=a_path,
     checkpoint_every=count,
@@ -73,7 +74,8 @@ def train(
     until: float | None = None,
     clip: float | None = None,
     measure: Mapping[str, Callable[[nn.Module], float]] | None = None,
-    every: int = 1,
+    every: int | Sequence[int] = 1,
+    first: int = 0,
     observe: Observer | None = None,
     evaluate: bool = False,
     checkpoint: str | PathLike[str] | None = None,
@@ -94,7 +96,11 @@ def train(
             stepped after every optimizer step. With several parameter groups the others keep their ratio to the first.
         until: stop once the loss of a batch is at most this.
         clip: largest norm of the gradient.
-        measure, every: columns of the trace by name, each a function of the model, taken every so many steps before the step.
+        measure, every: columns of the trace by name, each a function of the model, taken every so many steps, or at the steps
+            listed, before the step; a list may end with the step after the last one.
+        first: the number of the first step: a run that continues an earlier one has its schedule and its order of the data from
+            there, as if so many steps had been taken. A torch scheduler has a place of its own; a loader that shuffles does so
+            anew by `seed`. Steps in `every`, in `observe` and in the trace are numbered from here.
         observe: called as `observe(step, model, batch, optimizer)` after backward and before the optimizer's step.
         evaluate: also compute the loss on the whole data after the last step.
         checkpoint, checkpoint_every, resume: folder for the state of the run, how often it is saved, and whether to go on from
@@ -115,28 +121,32 @@ def train(
     (1.0, 0.25, 0.0625)
     """
     check_length(steps, epochs)
+    due = as_steps("every", every, steps, first)
     feed = Feed(data, BatchParser.of(unwrap(model), loss, target), batch_size=batch_size, shuffle=shuffle, seed=seed)
     optimizer = _own_optimizer(optimizer, model, schedule)
-    run = _Run(
-        model, ModelCall(model, loss), optimizer, schedule, until, clip, dict(measure or {}), every, observe, feed.generator
-    )
+    run = _Run(model, ModelCall(model, loss), optimizer, schedule, until, clip, dict(measure or {}), due, observe, feed.generator)
+    run.first, (run.epoch, run.place) = first, feed.place_of(first)
+    last = None if epochs is None else run.epoch + epochs
     folder = None if checkpoint is None else Path(checkpoint)
     if folder is not None:
         if not resume:
             _refuse_existing(folder)
         run.settings = {"seed": seed, "clip": clip, **feed.identity(), **_optimizer_settings(optimizer, schedule)}
+        if first:
+            run.settings["first"] = first
     began = time.perf_counter()
-    with _training(model, seed):
+    with _training(model, seed + first if seed + first < 2**63 else first):  # a later part of a run draws other dropout
         if folder is not None and resume:
             run.restore(load_state(folder), folder)
         with counting("training", progress=progress, total=steps) as count:
             if folder is None:
-                for _ in run.steps(feed, steps, epochs):
+                for _ in run.steps(feed, steps, last):
                     count(1)
             else:
-                _with_checkpoints(run, run.steps(feed, steps, epochs), folder, checkpoint_every, count)
+                _with_checkpoints(run, run.steps(feed, steps, last), folder, checkpoint_every, count)
+        ends = run.measured_at_the_end(every)
     final = Problem(model, loss, data, target=target, check=False).loss() if evaluate and not run.diverged else None
-    return run.trace(seed, final, time.perf_counter() - began)
+    return run.trace(seed, final, ends, time.perf_counter() - began)
 
 
 def _own_optimizer(optimizer: Any, model: nn.Module, schedule: Any) -> Optimizer:
@@ -161,21 +171,21 @@ class _Run:
         until: float | None,
         clip: float | None,
         measure: dict[str, Callable[[nn.Module], float]],
-        every: int,
+        due: Callable[[int], bool],
         observe: Observer | None,
         generator: torch.Generator | None,
     ) -> None:
         self.model, self.call, self.optimizer = model, call, optimizer
         self.scheduler = _own_scheduler(schedule, optimizer)
         self.schedule = None if self.scheduler else as_schedule(schedule)
-        self.until, self.clip, self.measure, self.every, self.observe = until, clip, measure, every, observe
+        self.until, self.clip, self.measure, self.due, self.observe = until, clip, measure, due, observe
         self.parameters = [p for group in optimizer.param_groups for p in group["params"]]
         self.needs_closure = needs_closure(optimizer)
         # A schedule sets the rate of the first group; the others keep their ratio to it.
         first = float(optimizer.param_groups[0]["lr"]) if "lr" in optimizer.param_groups[0] else 1.0
         self.shares = [float(group.get("lr", 1.0)) / first if first else 1.0 for group in optimizer.param_groups]
         self.device = self.parameters[0].device
-        self.step = self.epoch = self.place = 0
+        self.step = self.epoch = self.place = self.first = 0
         self.random = RandomState(generator)
         self.epoch_random = self.random.state()
         self.columns: dict[str, list[Any]] = {"loss": [], "rate": [], "epoch": []}
@@ -224,7 +234,8 @@ class _Run:
         if self.device.type != "cpu":
             batch = batch.to(self.device, None)
         if self.schedule is not None:
-            rate = nonnegative(f"what schedule gives for step {self.step}", self.schedule(self.step))
+            at = self.first + self.step
+            rate = nonnegative(f"what schedule gives for step {at}", self.schedule(at))
             for group, share in zip(self.optimizer.param_groups, self.shares, strict=True):
                 group["lr"] = rate * share
         self._measure()
@@ -244,7 +255,7 @@ class _Run:
                 if self.clip is not None:
                     nn.utils.clip_grad_norm_(self.parameters, self.clip)
                 if self.observe is not None and len(first) == 1:
-                    self.observe(self.step, self.model, batch, self.optimizer)
+                    self.observe(self.first + self.step, self.model, batch, self.optimizer)
             return value
 
         if self.needs_closure:
@@ -259,10 +270,17 @@ class _Run:
 
     def _measure(self) -> None:
         """Measuring must not change the run: the random state is given back."""
-        due = self.step % self.every == 0
+        due = self.due(self.first + self.step)
         with random_states_kept(cuda_devices(self.model)) if due and self.measured else nullcontext():
             for name, column in self.measured.items():
                 column.append(float(self.measure[name](self.model)) if due else None)
+
+    def measured_at_the_end(self, every: int | Sequence[int]) -> dict[str, float]:
+        """The columns after the last step, where a list of steps names it."""
+        if isinstance(every, int) or not self.measured or not self.due(self.first + self.step) or self.ended:
+            return {}
+        with random_states_kept(cuda_devices(self.model)):
+            return {name: float(self.measure[name](self.model)) for name in self.measured}
 
     def _note(self, loss: float) -> None:
         self.columns["loss"].append(loss)
@@ -294,7 +312,7 @@ class _Run:
         here = {"columns": sorted(self.measured), **self.settings}
         _check_optimizer(self.optimizer, state["optimizer"])
         _check_same_settings(folder, saved, here)
-        _check_same_rates(folder, self.schedule, state["columns"]["rate"].tolist())
+        _check_same_rates(folder, self.schedule, state["columns"]["rate"].tolist(), self.first)
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         if self.scheduler is not None:
@@ -307,11 +325,12 @@ class _Run:
         self.measured = {name: _without_gaps(*column) for name, column in state["measured"].items()}
         self.ended, self.stopped = state["ended"]
 
-    def trace(self, seed: int, final: float | None, seconds: float) -> Trace:
+    def trace(self, seed: int, final: float | None, ends: dict[str, float], seconds: float) -> Trace:
         columns: dict[str, Any] = {name: tuple(column) for name, column in self.columns.items()}
         return Trace(
             **columns,
-            measured={name: tuple(column) for name, column in self.measured.items()},
+            measured={name: (*column, ends[name]) if ends else tuple(column) for name, column in self.measured.items()},
+            first=self.first,
             final_loss=final,
             stopped=self.stopped,
             outcome=Outcome.DIVERGED if self.diverged else Outcome.FINISHED,
@@ -411,7 +430,7 @@ def _shown(value: Any) -> str:
     return value if isinstance(value, str) else repr(value)
 
 
-def _check_same_rates(folder: Path, schedule: Schedule | None, rates: Sequence[float]) -> None:
+def _check_same_rates(folder: Path, schedule: Schedule | None, rates: Sequence[float], first: int) -> None:
     """Raise where a schedule, which is a function of the step, gives other rates than those of the steps taken.
 
     Objects that drive the rate and keep a state of their own are not asked about steps that are over.
@@ -419,10 +438,10 @@ def _check_same_rates(folder: Path, schedule: Schedule | None, rates: Sequence[f
     if not isinstance(schedule, FunctionType) or not rates:
         return
     for step in sorted({0, len(rates) // 2, len(rates) - 1}):
-        if not math.isclose(rate := float(schedule(step)), rates[step]):
+        if not math.isclose(rate := float(schedule(first + step)), rates[step]):
             raise ValueError(
-                f"The run in {folder} took step {step} with learning rate {rates[step]:g}; the schedule has {rate:g} there. "
-                f"{_REMEDY}"
+                f"The run in {folder} took step {first + step} with learning rate {rates[step]:g}; the schedule has {rate:g} "
+                f"there. {_REMEDY}"
             )
 
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from numbers import Integral
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from theodolite.arguments import also_called, checked, count, each, nonnegative, positive, shown, whole
+from theodolite.arguments import also_called, checked, count, each, integer, nonnegative, place, positive, shown, whole
 from theodolite.files import json_check_sum
-from theodolite.problem.batches import Batch, BatchParser, is_bare
+from theodolite.problem.batches import Batch, BatchParser, has_length, is_bare
 from theodolite.problem.tensors import named_tensors
 from theodolite.training.interruption import tensor_check_sums
 
@@ -66,6 +67,14 @@ class Feed:
             return len(self._parts)  # type: ignore[arg-type]
         return -(-self._whole.size // (self.batch_size or self._whole.size))
 
+    def place_of(self, step: int) -> tuple[int, int]:
+        """Epoch and batch in it to which a step belongs."""
+        if step == 0:
+            return 0, 0
+        if self._whole is None and (not has_length(self._parts) or not len(self._parts)):  # type: ignore[arg-type]
+            raise ValueError("first needs data of known length: give tensors, a list of batches or a loader that has a length.")
+        return divmod(step, len(self))
+
     def epoch(self, number: int) -> Iterator[Batch]:
         """The batches of one epoch."""
         if self._whole is None:
@@ -96,6 +105,29 @@ def check_length(steps: int | None, epochs: int | None) -> None:
     """Refuse a run whose length is given twice or not at all."""
     if (steps is None) == (epochs is None):
         raise ValueError(f"Give steps or epochs, one of them. Got steps={steps!r}, epochs={epochs!r}.")
+
+
+def as_steps(name: str, when: int | Sequence[int] | None, length: int | None, first: int = 0) -> Callable[[int], bool]:
+    """Whether a step is one before which something is done: every so many from the first on, or those listed.
+
+    Of a run of `length` steps a list may also name the step after the last.
+
+    >>> due = as_steps("every", [0, 10], 10)
+    >>> [step for step in range(11) if due(step)]
+    [0, 10]
+    """
+    if when is None:
+        return lambda step: False
+    if isinstance(when, str | Mapping) or not isinstance(when, Iterable):
+        if isinstance(when, bool) or not isinstance(when, Integral):
+            raise ValueError(f"{name} must be a number of steps, or a list of steps. Got {shown(when)}.")
+        every = integer(name, when, least=1)
+        return lambda step: (step - first) % every == 0
+    if length is None:
+        listed = {whole(f"{name}[{i}]", step) for i, step in enumerate(when)}
+    else:
+        listed = {first + place(f"{name}[{i}]", step - first, length + 1) for i, step in enumerate(when)}
+    return listed.__contains__
 
 
 # Learning rates over time, as functions of the step.

@@ -20,7 +20,8 @@ class Trace(Result):
 
     `loss[t]` is the loss of the batch before step t was taken, `rate[t]` the learning rate of that step (of the first
     parameter group). `measured` holds further columns by name, None where a step was not measured. `final_loss` is the
-    loss on the whole data after the last step, None where it was not asked for.
+    loss on the whole data after the last step, None where it was not asked for. `first` is the number of the first step; a column
+    that was also measured after the last step is one longer than the run.
     """
 
     loss: tuple[float, ...]
@@ -29,6 +30,7 @@ class Trace(Result):
     measured: dict[str, Column]
     final_loss: float | None = None
     stopped: str = "all steps were taken"
+    first: int = 0
 
     @property
     def steps(self) -> int:
@@ -45,13 +47,13 @@ class Trace(Result):
         if name not in self.measured:
             known = ", ".join(map(repr, self.measured)) or "none"
             raise ValueError(f"The trace has no column {name!r}; measured were: {known}.")
-        pairs = [(step, value) for step, value in enumerate(self.measured[name]) if value is not None]
+        pairs = [(step, value) for step, value in enumerate(self.measured[name], self.first) if value is not None]
         return [step for step, _ in pairs], [value for _, value in pairs]
 
     def rows(self) -> list[Row]:
         return [
             {
-                "step": step,
+                "step": self.first + step,
                 "epoch": self.epoch[step],
                 "loss": self.loss[step],
                 "rate": self.rate[step],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import cache
 from typing import Any
 
@@ -275,7 +275,24 @@ def risk() -> Result:
     return th.pac_bayes_bound(problem, start=start, epochs=2, passes=1, progress=False)
 
 
-SOURCES += [batch_sizes, two_runs, risk]
+def deeper() -> list[Result]:
+    """A network that is grown, a trial of operators, a study of them, and stacking in stages; without the models."""
+
+    def build(layers: int) -> nn.Module:
+        return nn.Sequential(nn.Linear(4, 5), *(nn.Linear(5, 5) for _ in range(layers)), nn.Linear(5, 3)).double()
+
+    x, y = torch.randn(48, 4).double(), torch.arange(48) % 3
+    data, valid, loss = (x[:32], y[:32]), (x[32:], y[32:]), nn.CrossEntropyLoss()
+    model, rate = build(2), {"schedule": 0.1, "batch_size": 8, "validation": valid, "progress": False}
+    grown = th.grow(model, "last", layers=3, data=data, loss=loss)
+    names = {"operators": ["last", "random-top"], "layers": 3, "baselines": ("small",)}
+    choice = th.landscape_aware_growth(model, loss, data, "sgd", lag=3, every=1, **names, **rate)
+    study = th.growth_study(model, loss, data, "sgd", steps=2, seeds=2, every=1, **names, **rate)
+    stages = th.adaptive_stacking(build, loss, data, optimizer="sgd", stages=[(2, 2), (3, 3)], lag=1, **rate)
+    return [replace(grown, model=None), *(replace(one, model=None, optimizer=None) for one in (choice, stages)), study]
+
+
+SOURCES += [batch_sizes, two_runs, risk, deeper]
 
 
 @cache

@@ -491,3 +491,71 @@ def test_frozen_parameters_stay(capsys):
     th.train(model, nn.CrossEntropyLoss(), data(), OPTIMIZERS["Adam"], steps=3)
     assert torch.equal(model[0].weight, before)
     assert capsys.readouterr().out == ""
+
+
+# Continuing an earlier run, and measuring at listed steps
+
+
+def continued(model: nn.Module, given: object, steps: int, **options: object) -> th.training.Trace:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)  # no state: what goes on is schedule and order
+    return th.train(model, nn.CrossEntropyLoss(), given, optimizer, steps=steps, schedule=cosine(0.1, 30), seed=4, **options)
+
+
+@pytest.mark.parametrize("form", ["tensors", "list", "loader"])
+@pytest.mark.parametrize("cut", [3, 7, 10])
+def test_a_run_in_two_parts_is_the_run_in_one(form, cut):
+    x, y = data(50)
+    batches = [(x[i : i + 10], y[i : i + 10]) for i in range(0, 50, 10)]
+    given, options = {
+        "tensors": ((x, y), {"batch_size": 8}),
+        "list": (batches, {}),
+        "loader": (DataLoader(TensorDataset(x, y), batch_size=8), {}),
+    }[form]
+    whole, parts = network(), network()
+    reference = continued(whole, given, 16, **options)
+    one = continued(parts, given, cut, **options)
+    two = continued(parts, given, 16 - cut, first=cut, **options)
+    assert one.loss + two.loss == reference.loss and one.rate + two.rate == reference.rate
+    assert one.epoch + two.epoch == reference.epoch
+    assert torch.equal(weights(whole), weights(parts))
+    assert [row["step"] for row in two.rows()] == list(range(cut, 16))
+
+
+def test_columns_are_measured_at_the_steps_listed_and_after_the_last():
+    model, (x, y) = network(), data()
+    seen = []
+    measure = {"norm": lambda m: seen.append(0) or float(weights(m).norm())}
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    options = {"batch_size": 10, "measure": measure, "every": [20, 23, 26], "first": 20}
+    trace = th.train(model, nn.CrossEntropyLoss(), (x, y), optimizer, steps=6, **options)
+    steps, values = trace.column("norm")
+    assert steps == [20, 23, 26] and len(seen) == 3 and values[-1] == float(weights(model).norm())
+    assert [row["norm"] is not None for row in trace.rows()] == [True, False, False, True, False, False]
+
+
+def test_a_list_of_steps_that_are_not_taken_is_refused():
+    model, given = network(), data()
+    with pytest.raises(ValueError, match=r"every\[1\]"):
+        th.train(model, nn.CrossEntropyLoss(), given, torch.optim.SGD(model.parameters(), lr=0.1), steps=3, every=[0, 4])
+
+
+def test_a_stream_without_length_cannot_be_entered_later():
+    class Stream:
+        def __iter__(self):
+            yield data()
+
+    model = network()
+    with pytest.raises(ValueError, match="first needs data of known length"):
+        th.train(model, nn.CrossEntropyLoss(), Stream(), torch.optim.SGD(model.parameters(), lr=0.1), steps=3, first=4)
+
+
+def test_a_resumed_run_has_the_first_step_it_began_with(tmp_path):
+    (x, y), model = data(), network()
+    options = {"batch_size": 8, "checkpoint": tmp_path}
+    continued(model, (x, y), 4, first=5, **options)
+    whole = network()
+    reference = continued(whole, (x, y), 9, first=5, batch_size=8)
+    resumed = continued(network(), (x, y), 9, first=5, resume=True, **options)
+    assert resumed.loss == reference.loss and resumed.first == 5
+    with pytest.raises(ValueError, match="first 5"):
+        continued(network(), (x, y), 12, first=6, resume=True, **options)

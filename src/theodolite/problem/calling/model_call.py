@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -70,8 +71,11 @@ def unwrap(model: nn.Module) -> nn.Module:
     return unwrap(inner) if isinstance(inner, nn.Module) else model
 
 
-def copy_model(model: nn.Module) -> nn.Module:
-    """A deep copy, also where old-style weight norm and the like left computed tensors behind as plain attributes."""
+def copy_model(model: nn.Module, shared: Mapping[int, Any] = MappingProxyType({})) -> nn.Module:
+    """A deep copy, also where old-style weight norm and the like left computed tensors behind as plain attributes.
+
+    `shared` says by `id` what stands in the place of an object of the model instead of a copy of it.
+    """
     loose = {
         id(t): t.detach().clone()
         for module in model.modules()
@@ -79,7 +83,7 @@ def copy_model(model: nn.Module) -> nn.Module:
         if isinstance(t, Tensor) and t.grad_fn is not None
     }
     with unbroken(nullcontext()):  # torch copies tensors in contexts of its own, which Ctrl-C must not break off
-        return copy.deepcopy(model, loose)
+        return copy.deepcopy(model, {**loose, **shared})
 
 
 class ModelCall:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any, Literal
@@ -21,13 +21,11 @@ from theodolite.arguments import (
     count,
     each,
     given,
-    integer,
     nonnegative,
     one_of,
     one_or_each,
     place,
     positive,
-    shown,
     whole,
 )
 from theodolite.interrupts import called_within
@@ -57,7 +55,7 @@ from theodolite.training.fleets.routes import Gradient, LoopRoute, Route
 from theodolite.training.fleets.run import FleetRun, ReplicaStack, Rules, Stop
 from theodolite.training.fleets.state import Factory, Stack, stack_replicas
 from theodolite.training.matrix_products import fix_matrix_products
-from theodolite.training.schedules import Schedule, as_schedule, check_length
+from theodolite.training.schedules import Schedule, as_schedule, as_steps, check_length
 from theodolite.training.trace import FleetTrace
 
 PerReplica = float | Sequence[float] | Tensor  # one number for all replicas, or one for each
@@ -128,17 +126,6 @@ def _factor(schedule: AnySchedule) -> Schedule:
         return 1.0 if factor is None else nonnegative(f"what schedule gives for step {step}", factor(step))
 
     return checked
-
-
-def as_steps(name: str, when: int | Sequence[int] | None, length: int) -> set[int]:
-    """The steps before which something is done: every so many, or those listed."""
-    if when is None:
-        return set()
-    if isinstance(when, int):
-        return set(range(0, length, integer(name, when, least=1)))
-    if isinstance(when, str) or not isinstance(when, Iterable):
-        raise ValueError(f"{name} must be a number of steps, or a list of steps. Got {shown(when)}.")
-    return {place(f"{name}[{i}]", step, length + 1) for i, step in enumerate(when)}
 
 
 def _outside_inference() -> torch.inference_mode:
@@ -446,8 +433,8 @@ class Fleet:
 
     def _look(self, step: int, runs: list[FleetRun], recorder: Recorder, log: _Log, *, last: bool = False) -> None:
         """Measure and keep what is due before this step; the last look is always taken, also at frozen replicas."""
-        measured = (last or step in log.every) and (log.record is not None or recorder.measure or recorder.test is not None)
-        keep = step in log.checkpoints or (last and log.end)
+        measured = (last or log.every(step)) and (log.record is not None or recorder.measure or recorder.test is not None)
+        keep = log.checkpoints(step) or (last and log.end)
         if last or keep or (measured and log.record is not None):
             for run in runs:
                 run.sync()
@@ -501,8 +488,8 @@ class Fleet:
 class _Log:
     """What is taken at which steps: measurements `every`, weights at `checkpoints`."""
 
-    every: set[int]
-    checkpoints: set[int]
+    every: Callable[[int], bool]
+    checkpoints: Callable[[int], bool]
     end: bool  # the weights after the last step are kept too
     record: Record | None
     kept: dict[int, Stack] = field(default_factory=dict)

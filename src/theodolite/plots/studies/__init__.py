@@ -1,0 +1,1 @@
+"""Pictures of whole studies: several panels of one result."""
