@@ -164,7 +164,8 @@ def recall(losses: Any, r: int = 1, final: Any = None) -> Array:
     """
     best = int(np.argmin(_final(losses, final)))
     places = np.argsort(losses, axis=0, kind="stable")
-    return (places[:r] == best).any(axis=0).astype(np.float64)
+    found: Array = (places[:r] == best).any(axis=0).astype(np.float64)
+    return found
 
 
 @checked(loss=finite, least=finite, largest=a_number)
