@@ -20,6 +20,8 @@ from theodolite.results import Row
 
 #: Points of a cloud at most, over all layers.
 MOST = 3000
+#: Layers at most.
+LAYERS = 8
 #: Eigenvalues below this share of the largest are zero up to rounding.
 ROUNDING = 1e-10
 COUNTED, BOUND = "counted on the samples", "at most, on new data"
@@ -81,10 +83,14 @@ def plot_bound_fit(rows: Any, *, bound: float | None = None, title: str | None =
 def plot_posterior(posterior: GaussianPosterior, *, most: int = MOST, title: str | None = None, ax: Axes | None = None) -> Axes:
     """The variance of each coordinate against its approximate eigenvalue, layer by layer; evenly thinned to `most` points.
 
+    Of more than eight layers the largest are shown.
+
     Raises:
         ValueError: where no curvature is known.
     """
-    layers = list(dict.fromkeys(b.group for b in posterior.blocks if b.curvature is not None and b.mean.ndim > 1))
+    sizes = {b.group: b.size for b in posterior.blocks if b.curvature is not None and b.mean.ndim > 1}
+    shown = sorted(sizes, key=lambda layer: -sizes[layer])[:LAYERS]
+    layers = [layer for layer in sizes if layer in shown]
     if not layers:
         raise ValueError("There is no picture of a posterior without known curvature. Its numbers are in rows().")
     clouds = [posterior.variance_by_eigenvalue(layer) for layer in layers]
@@ -95,5 +101,6 @@ def plot_posterior(posterior: GaussianPosterior, *, most: int = MOST, title: str
     labels = {"xlabel": "approximate eigenvalue", "ylabel": "variance of the coordinate", "title": title, "ax": ax}
     ax = scatter(rows, "eigenvalue", "variance", log="xy", by="layer", **labels)  # type: ignore[arg-type]
     if len(rows) < total:
-        note(ax, f"{len(rows)} of {total} coordinates, none whose eigenvalue is zero up to rounding")
+        few = f" of the {len(layers)} largest of {len(sizes)} layers" if len(layers) < len(sizes) else ""
+        note(ax, f"{len(rows)} of {total} coordinates{few}, none whose eigenvalue is zero up to rounding")
     return ax

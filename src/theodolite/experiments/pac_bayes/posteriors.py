@@ -279,7 +279,6 @@ class Figure30(Figure):
             says="more significant and consistent",
             where="Wu, Zhu et al. 2020, appendix G",
             since="laptop",
-            fails={"laptop": "-0.921 and -0.923: from variances all alike both are ordered as clearly"},
         ),
         "clearer for ITER than for BASE (difference of the rank correlations)": at_most(
             0.0, correlation("ITER") - correlation("BASE"), says="BASE has no such order", read_from="plot"
