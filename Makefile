@@ -17,9 +17,7 @@ survey: $(VENV)/installed ## train the embedded example, survey it, write survey
 reproduce: $(VENV)/installed ## every experiment at tiny size into gallery/index.html; exit code 1 if a claim failed
 	$(BIN)/theodolite reproduce --size tiny --engine joblib --out gallery --resume
 
-# The types are checked while the tests run: they take a minute of one core.
-test: rules ## rules, types and all tests on two cores
-	@$(MAKE) --no-print-directory -j2 types suite
+test: rules suite ## rules and all tests on two cores
 
 test-docs: $(VENV)/installed-test ## the documentation builds, and the code of its long pages runs (a minute)
 	$(BIN)/python -m pytest -m slow tests/docs/test_docs.py -k 'not cluster'

@@ -28,11 +28,11 @@ def title(name: str) -> str:
 
 #: Those that take seconds at `tiny`: one job of each kind of study is quick, the whole is left to `pytest -m slow`.
 LONG = (
-    *("anchor/figure-3.1", "anchor/pretraining", "anchor/transfer", "anchor/worlds"),
+    *("anchor/figure-3.1", "anchor/figure-3.2", "anchor/pretraining", "anchor/transfer", "anchor/worlds"),
     *("catapult/figure-3.1", "catapult/figure-3.2", "catapult/figure-3.4", "catapult/figure-B.12", "catapult/figure-B.13"),
     "catapult/theorems",
     *(f"catapult-features/figure-{number}" for number in ("4.3", "4.4", "4.7", "4.8", "4.9", "4.10", "4.11")),
-    *(f"catapult-features/figure-C.{number}" for number in (3, 5, 9, 11, 12, 16, 18, 19, 20, 21, 22, 23)),
+    *(f"catapult-features/figure-C.{number}" for number in (3, 5, 9, 11, 12, 13, 14, 16, 18, 19, 20, 21, 22, 23)),
     *("catapult-features/table-4.2", "catapult-features/table-C.1", "catapult-features/theorems"),
     *(f"hessian/figure-{number}" for number in (4, 10, 15, 18, 20, 27)),
     *("hessian/table-6", "hessian/table-8", "hessian/table-10", "hessian/theorems"),
@@ -40,7 +40,8 @@ LONG = (
     *(f"sparse-coding/figure-{number}" for number in ("2.1", "2.2", "2.3")),
     *("sparse-coding/ablations", "sparse-coding/baselines", "sparse-coding/codes", "sparse-coding/score"),
     *("sparse-coding/real-patches", "sparse-coding/theorems"),
-    *(f"stability/figure-{number}" for number in ("2.1", "2.2", "2.3", "2.4", "A.1", "A.10", "A.11", "A.12", "A.13")),
+    *(f"stability/figure-2.{number}" for number in (1, 2, 3, 4)),
+    *(f"stability/figure-A.{number}" for number in (1, 2, 3, 4, 10, 11, 12, 13)),
     *("stability/stopping", "stability/table-2.1", "step-size/theorems"),
 )
 

@@ -233,7 +233,7 @@ class Interrupted(Network):
 
 
 @pytest.mark.parametrize("name", MEASURES)
-@pytest.mark.parametrize("call", [1, 2, 3])
+@pytest.mark.parametrize("call", [1, *(pytest.param(later, marks=pytest.mark.slow) for later in (2, 3))])
 def test_a_call_that_is_broken_off_leaves_nothing_behind(name, call, monkeypatch):
     model = network(Interrupted)
     monkeypatch.setattr(Interrupted, "at", 0)

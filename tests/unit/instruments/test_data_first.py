@@ -437,7 +437,9 @@ HEALTHY = {
 }
 
 
-@pytest.mark.parametrize("name", HEALTHY)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name in ("fashion_mnist", "cifar10") else ()) for name in HEALTHY]
+)
 def test_healthy_data_raise_no_alarm(name):
     model, loss, data, valid = HEALTHY[name]()
     found = look(model, loss, data, valid=valid)

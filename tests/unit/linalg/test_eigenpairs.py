@@ -196,7 +196,7 @@ def digits_problems(seed: int, activation: type[nn.Module], steps: int = 60, lr:
 @pytest.mark.parametrize(("k", "limit"), [(1, 8), (2, 8), (3, 8), (10, None)])
 @pytest.mark.parametrize("activation", [nn.Tanh, nn.ReLU])
 @pytest.mark.parametrize("steps", [0, 60])
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_warm_start_after_one_step_saves_products(k, limit, seed, activation, steps):
     before, after = digits_problems(seed, activation, steps)
     start = th.top_eigenpairs(th.hessian(before), k)

@@ -69,7 +69,7 @@ def diverges(optimizer: Any, rate: float, clip: float) -> bool:
 
 
 @pytest.mark.parametrize("clip", [1.0, CLIP], ids=["", "clipped"])
-@pytest.mark.parametrize("steps", [1, 4, 200])
+@pytest.mark.parametrize("steps", [1, pytest.param(4, marks=pytest.mark.slow), 200])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_law_is_the_edge_of_a_frozen_run(kind: str, steps: int, clip: float) -> None:
     problem, optimizer = trained(kind, steps, clip)

@@ -48,6 +48,7 @@ def test_check_12_a_quadratic_form() -> None:
     assert agop_alignment(agop(Quadratic(-7.5 * a), x), other) == pytest.approx(agop_alignment(g, other), abs=1e-12)
 
 
+@pytest.mark.slow
 def test_check_13_expected_outer_products_of_the_targets() -> None:
     """A million points; largest errors measured with this seed: 7e-4, 0.064, 0.0094 and 4e-7 in the order of the bounds."""
     bounds = {"rank-2": 0.05, "rank-3": 0.15, "rank-4": 0.05, "full": 0.05}
