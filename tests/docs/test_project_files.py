@@ -42,7 +42,7 @@ def test_the_hosted_tests_are_those_of_this_repository():
     jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "test.yml").read_text(encoding="utf-8"))["jobs"]
     oldest = PROJECT["project"]["requires-python"].removeprefix(">=")
     assert oldest in jobs["test"]["strategy"]["matrix"]["python"]
-    assert any(step.get("run") == "make test test-docs" for step in jobs["test"]["steps"])
+    assert any(step.get("run") == "make types test test-docs" for step in jobs["test"]["steps"])
     for path in re.findall(r"tests/\S+", jobs["torch-floor"]["steps"][-1]["run"]):
         assert (ROOT / path).is_dir(), path
     assert re.search(r'^  "torch>=[0-9.]+"', (ROOT / "pyproject.toml").read_text(encoding="utf-8"), flags=re.MULTILINE)
