@@ -292,7 +292,38 @@ def deeper() -> list[Result]:
     return [replace(grown, model=None), *(replace(one, model=None, optimizer=None) for one in (choice, stages)), study]
 
 
-SOURCES += [batch_sizes, two_runs, risk, deeper]
+def step_sizes() -> list[Result]:
+    """What a quadratic, least-squares tasks, a training, its tuning and a learned optimizer say of the step size."""
+    sizes, values, w0 = th.measures.stepsize, torch.tensor([4.0, 1.0]), torch.ones(2)
+    quadratic = [
+        th.stable_meta_gradient(values, w0, [0.1, 0.2], 5),
+        th.meta_gradient_health(values, w0, [0.1, 1.0], [5, 50], dtype=torch.float32),
+        sizes.optimal_rate(values, w0, 5),
+        sizes.descend_rate(values, w0, 0.1, 5, updates=3),
+    ]
+    tasks = [
+        sizes.least_squares_curves(6, 4, sigmas=[1.0, 2.0], rates=[0.01, 0.1], tasks=3),
+        sizes.least_squares_scores(6, 4, [0.01, 0.1], tasks=3),
+        sizes.sgd_risk(sizes.draw_tasks(4, 3, 2), [0.1], 3),
+    ]
+    x, y = torch.randn(48, 4), torch.arange(48) % 3
+    train, valid, loss = (x[:32], y[:32]), (x[32:], y[32:]), nn.CrossEntropyLoss()
+
+    def build(seed: int) -> nn.Module:
+        return nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 3))
+
+    how: dict[str, Any] = {"steps": 4, "loss": loss, "progress": False}
+    trainings = [
+        th.meta_gradient(build, "sgd", train, valid, lr=0.1, **how),
+        th.tune_step_size(build, "sgd", train, valid, seeds=1, budget=6, compare=False, **how),
+        th.meta_train(
+            build, train, valid, loss=loss, problems=2, together=2, segments=(2, 0), length=(3, 0), progress=False
+        ),
+    ]  # fmt: skip
+    return [*quadratic, *tasks, *trainings]
+
+
+SOURCES += [batch_sizes, two_runs, risk, deeper, step_sizes]
 
 
 @cache
