@@ -16,7 +16,7 @@ from theodolite.data.generators import noisy_labels
 from theodolite.experiments.claims import at_least, at_most, between, cited, measured
 from theodolite.experiments.figure import Figure
 from theodolite.experiments.lab.panels import Panel, curves, draw_panels, split
-from theodolite.experiments.query import Measured, Value, rows
+from theodolite.experiments.query import Column, Measured, Value, rows
 from theodolite.experiments.study import Study, sizes
 from theodolite.measures.stepsize import OptimizerNetwork, meta_train
 from theodolite.models import fcn
@@ -230,7 +230,7 @@ def advantage(case: str, noise: float, column: str = "clean", *, over: str = "Tb
 
 def fitted(case: str, noise: float, *roles: str) -> Value:
     """The least training accuracy of some optimizers."""
-    return ends(case=case, noise=noise, role=list(roles)).by("role").each(rows.mean("train")).min()
+    return Column.of(*(ends(case=case, noise=noise, role=role).mean("train") for role in roles)).min()
 
 
 def better(case: str, noise: float) -> Value:
