@@ -141,7 +141,7 @@ def meta_train(
     samples: int | None = None,
     valid_samples: int | None = None,
     permute: bool | None = None,
-    problems: int = 120,
+    problems: int = 320,
     trajectories: int = 1,
     together: int = 8,
     segments: tuple[int, float] = (8, 12),
@@ -161,7 +161,8 @@ def meta_train(
 ) -> MetaTraining:
     """Train an optimizer on many short trainings of a small network; the result steers anyone's.
 
-    The defaults take minutes for networks of some thousand weights and give some 300 meta-updates. Wang and others (2021), and
+    The defaults take minutes for networks of some thousand weights and give some 800 meta-updates: with much fewer, an optimizer
+    may still lose late in a run what the network has learned. Wang and others (2021), and
     Metz and others before them, have problems=100, trajectories=3, together=1, segments=(10, 30), length=(50, 100).
 
     Args:
