@@ -151,14 +151,13 @@ def _runs(
 ) -> int | None:
     """Runs of each search within the time allowed; None where all can be taken."""
     from theodolite.analyses.step_size import runs_within
-    from theodolite.measures.stepsize.search.tuning import SETTINGS, SETTINGS_OF_TWO, fleet_optimizer_of
+    from theodolite.measures.stepsize.search.tuning import fleet_optimizer_of, usual_settings
 
     if allowed is None:
         return None
     made = fleet_optimizer_of(optimizer)
     found = runs_within(allowed, train, factory=factory, optimizer=made, searches=searches, **given)
-    usual = SETTINGS if len({name.split(":")[0] for name in names}) < 2 else SETTINGS_OF_TWO
-    return None if found >= usual * given["seeds"] else found
+    return None if found >= usual_settings(names) * given["seeds"] else found
 
 
 def _forget(folder: Path) -> None:

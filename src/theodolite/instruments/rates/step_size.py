@@ -94,8 +94,10 @@ class StepSize(Instrument):
             return [self.found(Severity.NOTE, text, "training gradient explodes", *measured, advice=advice)]
         if result.health == "kinked":
             text = (
-                f"The derivative of the loss after {steps} steps in the rate, {number(result.gradient['lr'])}, is not its "
-                f"slope over one percent, {number(result.slope['lr'])}: the loss is kinked, as with ReLU."
+                f"By its derivative 1 % more of your learning rate {rate} changes the loss after {steps} steps by "
+                f"{number(result.percent(result.gradient['lr']))} %, by runs over one percent to either side by "
+                f"{number(result.percent(result.slope['lr']))} %: the loss is kinked, by ReLU or the like, or bent, near the edge of "
+                "stability."
             )
             advice = "Tune by a sweep, or by slopes over larger changes (th.tune_step_size does both)."
             return [self.found(Severity.NOTE, text, "training gradient kinked", *measured, advice=advice)]

@@ -394,7 +394,7 @@ class Dropped(nn.Module):
         ({"hyper": "weight_decay"}, ValueError, "units='natural'"),
         ({"split": "valid"}, ValueError, "needs validation data"),
         ({"valid": data()}, ArgumentError, "also in train"),
-        ({"optimizer": lambda p: torch.optim.Adagrad(p, lr=0.1)}, ValueError, "derivatives are known of SGD"),
+        ({"optimizer": lambda p: torch.optim.Adagrad(p, lr=0.1)}, ValueError, "update rules of SGD, Adam, AdamW and RMSprop"),
         ({"optimizer": lambda p: torch.optim.Adam(p, lr=0.1, amsgrad=True), "lr": None}, ValueError, "amsgrad"),
         ({"optimizer": "sdg"}, ValueError, "did you mean 'sgd'"),
         ({"optimizer": lambda p: torch.optim.SGD(p[:1], lr=0.1)}, ValueError, "in no group"),

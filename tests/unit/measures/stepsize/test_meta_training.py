@@ -268,6 +268,7 @@ class Dropped(nn.Module):
         ({"segments": 3}, "segments must be a pair"),
         ({"factory": make(0)}, "factory must be a function"),
         ({"factory": lambda seed: Dropped()}, "computed at once"),
+        ({"factory": lambda seed: nn.LSTM(6, 3)}, "computed at once"),
         ({"batch_size": 0}, "batch_size must be"),
         ({"problems": 0}, "problems must be"),
         ({"train": (X[:5], Y)}, "as many inputs as targets"),
