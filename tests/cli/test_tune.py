@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from theodolite.cli import main
-from theodolite.measures.stepsize import tuned_runs
+from theodolite.measures.stepsize.search import tuned_runs
 
 SUBJECT = ("--model", "F-16", "--data", "digits", "--steps", "8", "--samples", "200")
 
@@ -71,7 +71,7 @@ def test_numbers_for_machines_and_an_interruption(here, capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--hyper", "lr,momentun"), "Nearest: 'momentum'"),
+        (("--hyper", "lr,momentun"), "nearest: 'momentum'"),
         (("--steps", "0"), "--steps must be at least 1"),
         (("--lr", "-0.1"), "lr must be a positive number"),
         (("--search", "grid"), "search must be"),

@@ -389,6 +389,8 @@ class Dropped(nn.Module):
         ({"hyper": "momentun"}, ValueError, "nearest: momentum"),
         ({"hyper": "lr:3"}, ValueError, "nearest: lr"),
         ({"hyper": ("lr", "lr")}, ValueError, "twice"),
+        ({"hyper": "lr:0", "lr": None,
+          "optimizer": lambda p: torch.optim.SGD([{"params": p[:1]}, {"params": p[1:]}], lr=0.1)}, ValueError, "lr:group0"),
         ({"hyper": ()}, ValueError, "hyper must be a sequence"),
         ({"hyper": "beta1"}, ValueError, "SGD has no hyperparameter"),
         ({"hyper": "weight_decay"}, ValueError, "units='natural'"),

@@ -14,7 +14,7 @@ import theodolite as th
 from theodolite.data.generators import gaussian_mixture
 from theodolite.measures.stability.training_pairs import read_pool
 from theodolite.measures.stepsize import MetaTraining, OptimizerNetwork, meta_train
-from theodolite.measures.stepsize import meta_training as module
+from theodolite.measures.stepsize.learned import meta_training as module
 from theodolite.measures.stepsize.learned.meta_training import Pools, Recipe, Starts, Unroll, _Run, draw_problems, plan_of
 from theodolite.results import Outcome
 from theodolite.testing import ResultContract

@@ -1,7 +1,7 @@
 """Hyperparameters by name, the units in which they move, and the settings of every parameter that follow.
 
 Names are those of the optimizer's rule: `lr`, `momentum`, `weight_decay`, `beta1`, `beta2` (RMSprop: `alpha`). `lr` moves that of
-all parameters, `lr:fc1` that of one layer, `lr:0` that of the first parameter group. `schedule[k]` is the factor on the learning
+all parameters, `lr:fc1` that of one layer, `lr:0` (or `lr:group0`) that of the first parameter group. `schedule[k]` is the factor on the learning
 rate at the k-th of several knots, evenly spaced from the first step to the last; between knots its logarithm is linear.
 
 In units `"log"`, rates, decays and factors move by factors e^θ, and what lies between 0 and 1 (momentum, betas) by its log-odds;
@@ -166,15 +166,15 @@ def parts_of(recipe: Recipe, layers: Mapping[str, Sequence[int]]) -> dict[str, t
     return named | {name: tuple(places) for name, places in layers.items()}
 
 
-def refuse_two_meanings(names: Sequence[Any], recipe: Recipe, layers: Mapping[str, Any]) -> None:
-    """Raise where a name is that of a layer and of one of several parameter groups, as `lr:0` with `nn.Sequential`."""
-    groups = {str(g) for g in recipe.members} if len(recipe.groups) > 1 else set()
+def refuse_two_meanings(names: Sequence[Any], recipe: Recipe, layers: Mapping[str, Sequence[int]]) -> None:
+    """Raise where a name is that of a layer and of another parameter group, as `lr:0` with `nn.Sequential`."""
+    groups = parts_of(recipe, {}) if len(recipe.groups) > 1 else {}
     for name in names:
-        part = str(name).partition(":")[2]
-        if part in groups and part in layers:
+        setting, _, part = str(name).partition(":")
+        if part in groups and part in layers and groups[part] != tuple(layers[part]):
             raise ArgumentError(
-                f"hyper: {name} is layer {part!r} and parameter group {part}. Name the group {str(name).partition(':')[0]}:group{part}; "
-                "to name the layer, give the layers of the model names that are no numbers."
+                f"hyper: {name} is layer {part!r} and parameter group {part}. Name the group {setting}:group{part}; to name the "
+                "layer, give the layers of the model names that are no numbers."
             )
 
 

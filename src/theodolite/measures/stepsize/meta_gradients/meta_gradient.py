@@ -232,8 +232,8 @@ def meta_gradient(
         train: `(inputs, targets)` with `batch_size`, a list of batches or a loader, as for `th.train`, whose order of the data
             this is.
         valid: data that are not trained on.
-        hyper: names: `lr`, `momentum`, `weight_decay`, `beta1`, `beta2`, `alpha`; `lr:fc1` is that of one layer, `lr:0` that of a
-            parameter group; `schedule` are factors on the rate at `knots` evenly spaced steps, `schedule[0]` the first of them.
+        hyper: names: `lr`, `momentum`, `weight_decay`, `beta1`, `beta2`, `alpha`; `lr:fc1` is that of one layer, `lr:0` (or
+            `lr:group0`) that of a parameter group; `schedule` are factors on the rate at `knots` evenly spaced steps, `schedule[0]` the first of them.
         split: the data that F is taken on; validation data where there are any.
         mode: `"forward"` carries one tangent for each name and needs no more memory for more steps; `"reverse"` goes back through
             the run in segments of `segment` steps (√steps), for many names; `"smoothed"` needs no derivatives.
