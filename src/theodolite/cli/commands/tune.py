@@ -65,6 +65,10 @@ def tune(
     subject, problem, train, held_out, notes = _subjects(model, data, valid, loss, weights, samples, seed)
     factory, more = _factory(problem, weights)
     chosen, kept = _optimizer(optimizer, lr), out / "search"
+    if kept.exists() and not resume:
+        raise ValueError(
+            f"{out} holds a search that was interrupted. Go on with it by --resume, or begin anew in another folder (--out)."
+        )
     given: dict[str, Any] = {"steps": steps, "batch_size": batch_size, "seeds": seeds, "loss": problem.loss_function}
     searches, walks = (3, True) if compare else (1, search not in ("auto", "sweep") or (search == "auto" and len(names) > SWEPT))
     usual = usual_settings(names) * seeds
@@ -130,7 +134,7 @@ def _factory(problem: Problem, weights: Path | None) -> tuple[Any, list[str]]:
     except ValueError as error:
         why = str(error).partition(" Pass factory")[0]
         return lambda seed: measured_copy(problem), [f"Every run starts from the same weights: {why}"]
-    return anew, []
+    return lambda seed: anew(1), []  # it is torch's generator, seeded before each call, that tells them apart
 
 
 def _optimizer(word: str, lr: float | None) -> Any:
