@@ -120,7 +120,7 @@ def _range_findings(found: StepSizeChoice) -> list[Finding]:
     said = []
     if found.at_an_end:
         text = f"The best value of {listed(found.at_an_end)} is at an end of what was tried: there may be a better one beyond."
-        said.append(_found("curve", "range too narrow", text, advice="Try further values (values=)."))
+        said.append(_found("curve", "range too narrow", text, advice="Try further values: th.tune_step_size(values={...})."))
     lost = [row for row in found.curve if row["truncated"]]
     rate = next((name for name in found.best if name.split(":")[0] == "lr"), None)
     if lost and rate is not None:

@@ -515,7 +515,8 @@ def test_a_run_in_two_parts_is_the_run_in_one(form, cut):
     reference = continued(whole, given, 16, **options)
     one = continued(parts, given, cut, **options)
     two = continued(parts, given, 16 - cut, first=cut, **options)
-    assert one.loss + two.loss == reference.loss and one.rate + two.rate == reference.rate
+    assert one.loss + two.loss == reference.loss
+    assert one.rate + two.rate == reference.rate
     assert one.epoch + two.epoch == reference.epoch
     assert torch.equal(weights(whole), weights(parts))
     assert [row["step"] for row in two.rows()] == list(range(cut, 16))
@@ -529,7 +530,9 @@ def test_columns_are_measured_at_the_steps_listed_and_after_the_last():
     options = {"batch_size": 10, "measure": measure, "every": [20, 23, 26], "first": 20}
     trace = th.train(model, nn.CrossEntropyLoss(), (x, y), optimizer, steps=6, **options)
     steps, values = trace.column("norm")
-    assert steps == [20, 23, 26] and len(seen) == 3 and values[-1] == float(weights(model).norm())
+    assert steps == [20, 23, 26]
+    assert len(seen) == 3
+    assert values[-1] == float(weights(model).norm())
     assert [row["norm"] is not None for row in trace.rows()] == [True, False, False, True, False, False]
 
 
@@ -556,6 +559,7 @@ def test_a_resumed_run_has_the_first_step_it_began_with(tmp_path):
     whole = network()
     reference = continued(whole, (x, y), 9, first=5, batch_size=8)
     resumed = continued(network(), (x, y), 9, first=5, resume=True, **options)
-    assert resumed.loss == reference.loss and resumed.first == 5
+    assert resumed.loss == reference.loss
+    assert resumed.first == 5
     with pytest.raises(ValueError, match="first 5"):
         continued(network(), (x, y), 12, first=6, resume=True, **options)

@@ -61,14 +61,15 @@ def tune(
     check_counts(0, seed=seed)
     allowed = None if budget == "none" else seconds_of(budget)
     check_folder(out)
-    names = [name.strip() for name in hyper.split(",") if name.strip()]
-    subject, problem, train, held_out, notes = _subjects(model, data, valid, loss, weights, samples, seed)
-    factory, more = _factory(problem, weights)
-    chosen, kept = _optimizer(optimizer, lr), out / "search"
+    kept = out / "search"
     if kept.exists() and not resume:
         raise ValueError(
             f"{out} holds a search that was interrupted. Go on with it by --resume, or begin anew in another folder (--out)."
         )
+    names = [name.strip() for name in hyper.split(",") if name.strip()]
+    subject, problem, train, held_out, notes = _subjects(model, data, valid, loss, weights, samples, seed)
+    factory, more = _factory(problem, weights)
+    chosen = _optimizer(optimizer, lr)
     given: dict[str, Any] = {"steps": steps, "batch_size": batch_size, "seeds": seeds, "loss": problem.loss_function}
     searches, walks = (3, True) if compare else (1, search not in ("auto", "sweep") or (search == "auto" and len(names) > SWEPT))
     usual = usual_settings(names) * seeds

@@ -1,8 +1,9 @@
 """Hyperparameters by name, the units in which they move, and the settings of every parameter that follow.
 
 Names are those of the optimizer's rule: `lr`, `momentum`, `weight_decay`, `beta1`, `beta2` (RMSprop: `alpha`). `lr` moves that of
-all parameters, `lr:fc1` that of one layer, `lr:0` (or `lr:group0`) that of the first parameter group. `schedule[k]` is the factor on the learning
-rate at the k-th of several knots, evenly spaced from the first step to the last; between knots its logarithm is linear.
+all parameters, `lr:fc1` that of one layer, `lr:0` (or `lr:group0`) that of the first parameter group. `schedule[k]` is the factor
+on the learning rate at the k-th of several knots, evenly spaced from the first step to the last; between knots its logarithm is
+linear.
 
 In units `"log"`, rates, decays and factors move by factors e^θ, and what lies between 0 and 1 (momentum, betas) by its log-odds;
 in units `"natural"` they move as they are. Where a name covers parameters of unlike settings, all move by the same θ.

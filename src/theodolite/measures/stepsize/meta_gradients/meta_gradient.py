@@ -138,9 +138,9 @@ class MetaGradient(Result):
         if self.health == "kinked":
             worst = min(self.agreement, key=lambda name: self.agreement[name])
             return (
-                f"But over one percent of {worst} to either side that is {number(self.percent(self.slope[worst]))} %: the loss is "
-                "kinked, by ReLU or the like, or bent, near the edge of stability. Try a smooth activation, a lower rate or fewer "
-                "steps, or take a sweep."
+                f"But over one percent of {worst} to either side that is {number(self.percent(self.slope[worst]))} %: the loss "
+                "is kinked, by ReLU or the like, or bent, near the edge of stability. Try a smooth activation, a lower rate or "
+                "fewer steps, or take a sweep."
             )
         return "The derivative can be used" + (
             ", as far as was checked." if self.agreement else "; it was not checked against runs."
@@ -233,7 +233,8 @@ def meta_gradient(
             this is.
         valid: data that are not trained on.
         hyper: names: `lr`, `momentum`, `weight_decay`, `beta1`, `beta2`, `alpha`; `lr:fc1` is that of one layer, `lr:0` (or
-            `lr:group0`) that of a parameter group; `schedule` are factors on the rate at `knots` evenly spaced steps, `schedule[0]` the first of them.
+            `lr:group0`) that of a parameter group; `schedule` are factors on the rate at `knots` evenly spaced steps,
+            `schedule[0]` the first of them.
         split: the data that F is taken on; validation data where there are any.
         mode: `"forward"` carries one tangent for each name and needs no more memory for more steps; `"reverse"` goes back through
             the run in segments of `segment` steps (√steps), for many names; `"smoothed"` needs no derivatives.

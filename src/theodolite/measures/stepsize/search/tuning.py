@@ -151,7 +151,9 @@ class StepSizeChoice(Result):
             ]
         if f"{self.ratio:.3g}" == "1":
             return ["By the loss on the data trained on the best learning rate is that by held-out data."]
-        return [f"By the loss on the data trained on the best learning rate would be {self.ratio:.3g} times that by held-out data."]
+        return [
+            f"By the loss on the data trained on the best learning rate would be {self.ratio:.3g} times that by held-out data."
+        ]
 
 
 def values_text(setting: Mapping[str, float]) -> str:
