@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from theodolite.cli import main
-from theodolite.measures.stepsize import tuned_runs
+from theodolite.measures.stepsize.search import tuned_runs
 
 SUBJECT = ("--model", "F-16", "--data", "digits", "--steps", "8", "--samples", "200")
 
@@ -61,7 +61,7 @@ def test_numbers_for_machines_and_an_interruption(here, capsys, monkeypatch):
     assert "--resume" in capsys.readouterr().err
     assert (here / "tune" / "search").exists()
     assert call(*words) == 2
-    capsys.readouterr()
+    assert "Go on with it by --resume" in capsys.readouterr().err
     assert call(*words, "--resume") == 0
     again = json.loads(capsys.readouterr().out)
     assert again["curve"] == whole["curve"]
@@ -71,7 +71,7 @@ def test_numbers_for_machines_and_an_interruption(here, capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--hyper", "lr,momentun"), "Nearest: 'momentum'"),
+        (("--hyper", "lr,momentun"), "nearest: 'momentum'"),
         (("--steps", "0"), "--steps must be at least 1"),
         (("--lr", "-0.1"), "lr must be a positive number"),
         (("--search", "grid"), "search must be"),
@@ -82,6 +82,23 @@ def test_numbers_for_machines_and_an_interruption(here, capsys, monkeypatch):
 def test_bad_words_end_with_code_2(words, said, capsys):
     assert call(*SUBJECT[:4], *words) == 2
     assert said in capsys.readouterr().err
+
+
+def test_no_run_starts_from_the_weights_of_the_model_unless_they_are_named():
+    import torch
+    from torch import nn
+
+    from theodolite.cli.commands.tune import _factory
+    from theodolite.problem import Problem
+    from theodolite.training.fleets.state import stack_replicas
+
+    model = nn.Linear(4, 3)
+    nn.init.constant_(model.weight, 7.0)
+    problem = Problem(model, nn.CrossEntropyLoss(), (torch.ones(6, 4), torch.arange(6) % 3))
+    anew, as_given = (stack_replicas(_factory(problem, path)[0], [0, 1]).parameters["weight"] for path in (None, "path"))
+    assert not (anew == 7).any()
+    assert not torch.equal(anew[0], anew[1])
+    assert (as_given == 7).all()
 
 
 def test_help_imports_no_torch():

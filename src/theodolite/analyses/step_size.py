@@ -13,7 +13,9 @@ import torch
 
 from theodolite import plots
 from theodolite.analyses.page import Findings, labels, write_analysis
-from theodolite.measures.stepsize import StepSizeChoice
+from theodolite.errors import TheodoliteError
+from theodolite.measures.stepsize import StepSizeChoice, meta_gradient
+from theodolite.measures.stepsize.search.searches import WALKED
 from theodolite.measures.stepsize.search.tuning import FACTOR, FRESH, WORDS, values_text
 from theodolite.report import Answer, Section
 from theodolite.report.page import Note
@@ -38,18 +40,53 @@ _found = Findings(SOURCE, LABELS)
 
 
 def runs_within(
-    seconds: float, train: Any, *, steps: int, batch_size: int | None, searches: int, seeds: int, **fleet: Any
+    seconds: float,
+    train: Any,
+    valid: Any = None,
+    *,
+    steps: int,
+    batch_size: int | None,
+    searches: int,
+    seeds: int,
+    walks: bool = False,
+    **fleet: Any,
 ) -> int:
-    """Training runs that each of several searches may take in so many seconds, by a few steps that are timed."""
+    """Training runs that each of several searches may take in so many seconds, by a few steps that are timed.
+
+    Runs of a sweep go together, and with each its losses at the end are taken. `walks` where one of the searches follows a
+    gradient, whose runs go one after the other: its own gradients are timed as well.
+    """
     began = time.perf_counter()
     replicas = Fleet(seeds=TIMED, rate=0.0, **fleet)
-    replicas.train(train, steps=1, batch_size=batch_size, progress=False)
-    warm = time.perf_counter()
-    replicas.train(train, steps=TIMED_STEPS, batch_size=batch_size, progress=False)
-    now = time.perf_counter()
-    run = (now - warm) / TIMED / TIMED_STEPS * steps
-    left = seconds - (now - began) - searches * max(FRESH, seeds) * run
-    return max(2 * seeds, int(left / run / searches))
+
+    def taken(count: int) -> float:
+        start = time.perf_counter()
+        replicas.train(
+            train, steps=count, batch_size=batch_size, test=valid, every=[0], evaluate=True, progress=False
+        )  # as settings are tried
+        return time.perf_counter() - start
+
+    taken(1)  # warms up
+    short, long = taken(1), taken(1 + TIMED_STEPS)
+    run = (short + max(0.0, long - short) / TIMED_STEPS * (steps - 1)) / TIMED
+    alone = _run_of_a_walk(train, steps=steps, batch_size=batch_size, **fleet) if walks else run
+    left = seconds - (time.perf_counter() - began) - searches * max(FRESH, seeds) * run
+    return max(2 * seeds, int(left / (searches * run + WALKED * max(0.0, alone - run))))
+
+
+def _run_of_a_walk(train: Any, *, steps: int, batch_size: int | None, loss: Any, factory: Any, optimizer: Any) -> float:
+    """Seconds of as many gradients as a run has, where they are those of a meta-gradient, or of runs of its neighbours."""
+    start = time.perf_counter()
+    try:
+        found = meta_gradient(
+            factory, optimizer, train, steps=TIMED_STEPS, loss=loss, batch_size=batch_size, units="natural", progress=False
+        )
+        gradients = found.gradients + found.products
+    except (TheodoliteError, ValueError):  # no derivative: slopes are taken between runs on either side
+        start, gradients = time.perf_counter(), 2 * TIMED_STEPS
+        pair = Fleet(factory, [0, 0], loss=loss, optimizer=optimizer, rate=0.0)
+        pair.train(train, steps=TIMED_STEPS, batch_size=batch_size, progress=False)
+    return (time.perf_counter() - start) / gradients * steps
 
 
 def step_size_findings(found: StepSizeChoice) -> list[Finding]:
@@ -83,7 +120,7 @@ def _range_findings(found: StepSizeChoice) -> list[Finding]:
     said = []
     if found.at_an_end:
         text = f"The best value of {listed(found.at_an_end)} is at an end of what was tried: there may be a better one beyond."
-        said.append(_found("curve", "range too narrow", text, advice="Try further values (values=)."))
+        said.append(_found("curve", "range too narrow", text, advice="Try further values: th.tune_step_size(values={...})."))
     lost = [row for row in found.curve if row["truncated"]]
     rate = next((name for name in found.best if name.split(":")[0] == "lr"), None)
     if lost and rate is not None:

@@ -118,7 +118,7 @@ def plot_step_size(choice: StepSizeChoice, *, title: str | None = None, ax: Axes
     if not choice.curve or len({row[names[0]] for row in choice.curve}) < 2:
         raise ValueError("A single setting was tried, so there is no picture. Its numbers are in rows().")
     rows = sorted(choice.curve, key=lambda row: row[names[0]])
-    other = next((name for name in names[1:] if len({row[name] for row in rows}) > 1 and not name.startswith("lr:")), None)
+    other = next((name for name in names[1:] if _moves_alone(rows, name, names[0])), None)
     swept = {row["search"] for row in choice.compared} & {"sweep"} or choice.search == "sweep"
     if other is not None and swept:
         return _by_second(choice, rows, names[0], other, title, ax)
@@ -136,6 +136,11 @@ def plot_step_size(choice: StepSizeChoice, *, title: str | None = None, ax: Axes
         reference(ax, x=choice.best[names[0]], label="chosen")
         legend(ax)
     return ax
+
+
+def _moves_alone(rows: list[Row], name: str, first: str) -> bool:
+    """Whether a hyperparameter was varied, and not as one with the first."""
+    return len({row[name] for row in rows}) > 1 and any(row[name] != row[first] for row in rows)
 
 
 def _line(ax: Axes, rows: list[Row], name: str, split: str, colour: str, *, banded: bool) -> None:

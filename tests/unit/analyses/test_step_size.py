@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 
+from theodolite.analyses import step_size as module
 from theodolite.analyses.step_size import LABELS, runs_within, split_off, step_size_findings, write_step_size
 from theodolite.measures.stepsize import tune_step_size
+from theodolite.measures.stepsize.search.tuning import fleet_optimizer_of
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +60,22 @@ def test_a_budget_pays_for_fewer_runs():
     few, many = (runs_within(s, data, factory=lambda seed: nn.Linear(3, 1), optimizer="sgd", **given) for s in (1e-6, 100.0))
     assert few == 4  # two settings on two seeds: no search tries less
     assert many > 100
+
+
+def test_a_budget_knows_what_a_walk_costs(monkeypatch):
+    """Its gradients come one by one: where each run of them takes a second, 77 seconds pay for no more than 102."""
+    monkeypatch.setattr(module, "_run_of_a_walk", lambda *data, **given: 1.0)
+    data = (torch.randn(30, 3), torch.randn(30, 1))
+    given = {"steps": 5, "batch_size": 10, "searches": 3, "seeds": 2, "loss": nn.MSELoss(), "optimizer": "sgd"}
+    assert module.runs_within(77.0, data, data, factory=lambda seed: nn.Linear(3, 1), walks=True, **given) <= 77 / module.WALKED
+
+
+@pytest.mark.parametrize("optimizer", ["adam", lambda parameters: torch.optim.SGD(parameters, lr=0.1)])
+def test_runs_of_a_walk_are_timed(optimizer):
+    data = (torch.randn(30, 3), torch.randn(30, 1))
+    given = {"steps": 5, "batch_size": 10, "loss": nn.MSELoss(), "optimizer": fleet_optimizer_of(optimizer)}
+    for factory in (lambda seed: nn.Linear(3, 1), lambda seed: nn.Sequential(nn.Linear(3, 1), nn.Dropout(0.5))):
+        assert math.isfinite(module._run_of_a_walk(data, factory=factory, **given))
 
 
 def test_data_are_split_without_overlap():

@@ -53,6 +53,28 @@ def test_a_stable_quadratic_is_usable():
     assert "does not grow" in finding.sentence
 
 
+class Apart(nn.Module):
+    """½ (a² + 4 b²), whatever the input."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Parameter(torch.ones(()).double()), nn.Parameter(torch.ones(()).double())
+
+    def forward(self, x):
+        return torch.stack([self.a, 2 * self.b]).expand(len(x), 2)
+
+
+def test_groups_of_the_optimizer_keep_their_settings():
+    model = Apart()
+    data = (torch.zeros(2, 1).double(), torch.zeros(2, 1).double())
+    problem = th.Problem(model, lambda output, target: output.square().sum(1).mean() / 2, data)
+    groups = [{"params": [model.b], "lr": 0.05}, {"params": [model.a], "lr": 0.2, "weight_decay": 0.5}]
+    context = SurveyContext(problem, lr=0.05, batch_size=2, optimizer=torch.optim.SGD(groups, lr=1.0))
+    result, _ = only(context, steps=3)
+    assert result.values == {"lr": 0.2}  # that of the first parameter
+    assert result.loss == pytest.approx(((1 - 0.2 * 1.5) ** 6 + 4 * (1 - 0.05 * 4) ** 6) / 2, rel=1e-12)
+
+
 def test_above_the_edge_it_explodes_with_the_known_growth():
     """2/λ = 0.5; at 0.7 a change along the sharp direction grows by ηL − 1 = 1.8 in each step."""
     result, finding = only(bowl(0.7))

@@ -55,24 +55,33 @@ def tune(
     from theodolite.analyses.step_size import write_step_size
     from theodolite.instruments.survey_run import seconds_of
     from theodolite.measures.stepsize import tune_step_size
+    from theodolite.measures.stepsize.search.tuning import SWEPT, usual_settings
 
     check_counts(steps=steps, batch_size=batch_size, seeds=seeds, samples=samples)
     check_counts(0, seed=seed)
     allowed = None if budget == "none" else seconds_of(budget)
     check_folder(out)
+    kept = out / "search"
+    if kept.exists() and not resume:
+        raise ValueError(
+            f"{out} holds a search that was interrupted. Go on with it by --resume, or begin anew in another folder (--out)."
+        )
     names = [name.strip() for name in hyper.split(",") if name.strip()]
     subject, problem, train, held_out, notes = _subjects(model, data, valid, loss, weights, samples, seed)
     factory, more = _factory(problem, weights)
-    chosen, kept = _optimizer(optimizer, lr), out / "search"
+    chosen = _optimizer(optimizer, lr)
     given: dict[str, Any] = {"steps": steps, "batch_size": batch_size, "seeds": seeds, "loss": problem.loss_function}
-    runs = _runs(allowed, factory, train, given, chosen, searches=3 if compare else 1, names=names)
+    searches, walks = (3, True) if compare else (1, search not in ("auto", "sweep") or (search == "auto" and len(names) > SWEPT))
+    usual = usual_settings(names) * seeds
+    runs = _runs(allowed, usual, factory, (train, held_out), given, chosen, searches=searches, walks=walks)
     with exit_when_interrupted("Interrupted. What had finished is kept; the same command with --resume goes on."):
         found = tune_step_size(
             factory, chosen, train, held_out, hyper=names, search=search, lr=lr, budget=runs, compare=compare,  # type: ignore[arg-type]
             checkpoint=kept, resume=resume, seed=seed, **given,
         )  # fmt: skip
         all_notes = [*subject.notes, *notes, *more, *found.cost.notes]
-        page, findings = write_step_size(found, out / "index.html", name=subject.name, facts=with_notes(subject.facts, all_notes))
+        facts = subject.facts if weights is not None or more else {**subject.facts, "weights": "new ones for each seed"}
+        page, findings = write_step_size(found, out / "index.html", name=subject.name, facts=with_notes(facts, all_notes))
     _forget(kept)
     everything = {
         "verdict": found.sentence(),
@@ -110,7 +119,7 @@ def _subjects(
     if subject.valid is not None:
         return subject, problem, train, joined_data(problem.on(subject.valid)), []
     train, held_out = split_off(train, HELD_OUT, seed)
-    return subject, problem, train, held_out, [f"{HELD_OUT:.0%} of the data were held out, for there are no others."]
+    return subject, problem, train, held_out, [f"{HELD_OUT:.0%} of the data were held out, for there are no others"]
 
 
 def _factory(problem: Problem, weights: Path | None) -> tuple[Any, list[str]]:
@@ -126,7 +135,7 @@ def _factory(problem: Problem, weights: Path | None) -> tuple[Any, list[str]]:
     except ValueError as error:
         why = str(error).partition(" Pass factory")[0]
         return lambda seed: measured_copy(problem), [f"Every run starts from the same weights: {why}"]
-    return anew, []
+    return lambda seed: anew(1), []  # it is torch's generator, seeded before each call, that tells them apart
 
 
 def _optimizer(word: str, lr: float | None) -> Any:
@@ -141,24 +150,21 @@ def _optimizer(word: str, lr: float | None) -> Any:
 
 def _runs(
     allowed: float | None,
+    usual: int,
     factory: Any,
-    train: Any,
+    data: tuple[Any, Any],
     given: dict[str, Any],
     optimizer: Any,
-    *,
-    searches: int,
-    names: list[str],
+    **searches: Any,
 ) -> int | None:
     """Runs of each search within the time allowed; None where all can be taken."""
     from theodolite.analyses.step_size import runs_within
-    from theodolite.measures.stepsize.search.tuning import SETTINGS, SETTINGS_OF_TWO, fleet_optimizer_of
+    from theodolite.measures.stepsize.search.tuning import fleet_optimizer_of
 
     if allowed is None:
         return None
-    made = fleet_optimizer_of(optimizer)
-    found = runs_within(allowed, train, factory=factory, optimizer=made, searches=searches, **given)
-    usual = SETTINGS if len({name.split(":")[0] for name in names}) < 2 else SETTINGS_OF_TWO
-    return None if found >= usual * given["seeds"] else found
+    found = runs_within(allowed, *data, factory=factory, optimizer=fleet_optimizer_of(optimizer), **searches, **given)
+    return None if found >= usual else found
 
 
 def _forget(folder: Path) -> None:

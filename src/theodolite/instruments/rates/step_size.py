@@ -68,7 +68,7 @@ class StepSize(Instrument):
         data = joined_data(subset(problem, SAMPLES))
         return meta_gradient(
             lambda seed: _trained_copy(context),
-            lambda parameters: _like(context.optimizer, parameters, context.lr),
+            lambda parameters: _like(context, parameters),
             data,
             steps=effort["steps"],
             loss=problem.loss_function,
@@ -94,8 +94,10 @@ class StepSize(Instrument):
             return [self.found(Severity.NOTE, text, "training gradient explodes", *measured, advice=advice)]
         if result.health == "kinked":
             text = (
-                f"The derivative of the loss after {steps} steps in the rate, {number(result.gradient['lr'])}, is not its "
-                f"slope over one percent, {number(result.slope['lr'])}: the loss is kinked, as with ReLU."
+                f"By its derivative 1 % more of your learning rate {rate} changes the loss after {steps} steps by "
+                f"{number(result.percent(result.gradient['lr']))} %, by runs over one percent to either side by "
+                f"{number(result.percent(result.slope['lr']))} %: the loss is kinked, by ReLU or the like, or bent, near the "
+                "edge of stability."
             )
             advice = "Tune by a sweep, or by slopes over larger changes (th.tune_step_size does both)."
             return [self.found(Severity.NOTE, text, "training gradient kinked", *measured, advice=advice)]
@@ -141,13 +143,19 @@ def _trained_copy(context: SurveyContext) -> nn.Module:
     return measured_copy(context.problem)
 
 
-def _like(optimizer: Optimizer | None, parameters: list[Any], lr: float | None) -> Optimizer:
-    """A new optimizer of the same kind and settings, those of the first group."""
+def _like(context: SurveyContext, parameters: list[Any]) -> Optimizer:
+    """A new optimizer of the same kind, groups and settings, at the user's learning rate, which is that of the first group."""
+    optimizer, lr = context.optimizer, context.lr or 0.0
     if optimizer is None:
-        return SGD(parameters, lr=lr or 0.0)
+        return SGD(parameters, lr=lr)
     kind: Any = type(optimizer)
-    known = set(kind([nn.Parameter(parameters[0].detach().clone())], lr=0.1).defaults)
-    settings = {
-        name: value for name, value in optimizer.param_groups[0].items() if name in known - {"lr", "decoupled_weight_decay"}
-    }
-    return kind(parameters, lr=lr, **settings)  # type: ignore[no-any-return]
+    known = set(kind([nn.Parameter(parameters[0].detach().clone())], lr=0.1).defaults) - {"decoupled_weight_decay"}
+    first = float(optimizer.param_groups[0]["lr"])
+    groups = []
+    for group in optimizer.param_groups:
+        own = {id(p) for p in group["params"]}
+        members = [new for new, old in zip(parameters, context.problem.parameters, strict=True) if id(old) in own]
+        settings = {name: value for name, value in group.items() if name in known}
+        rate = float(group["lr"]) * (lr / first) if first else lr
+        groups += [{"params": members, **settings, "lr": rate}] if members else []
+    return kind(groups)  # type: ignore[no-any-return]

@@ -14,7 +14,7 @@ import theodolite as th
 from theodolite.data.generators import gaussian_mixture
 from theodolite.measures.stability.training_pairs import read_pool
 from theodolite.measures.stepsize import MetaTraining, OptimizerNetwork, meta_train
-from theodolite.measures.stepsize import meta_training as module
+from theodolite.measures.stepsize.learned import meta_training as module
 from theodolite.measures.stepsize.learned.meta_training import Pools, Recipe, Starts, Unroll, _Run, draw_problems, plan_of
 from theodolite.results import Outcome
 from theodolite.testing import ResultContract
@@ -268,6 +268,7 @@ class Dropped(nn.Module):
         ({"segments": 3}, "segments must be a pair"),
         ({"factory": make(0)}, "factory must be a function"),
         ({"factory": lambda seed: Dropped()}, "computed at once"),
+        ({"factory": lambda seed: nn.LSTM(6, 3)}, "computed at once"),
         ({"batch_size": 0}, "batch_size must be"),
         ({"problems": 0}, "problems must be"),
         ({"train": (X[:5], Y)}, "as many inputs as targets"),

@@ -11,7 +11,7 @@ from torch import nn
 
 from theodolite.errors import ArgumentError
 from theodolite.measures.stepsize import tune_step_size
-from theodolite.measures.stepsize import tuned_runs as room
+from theodolite.measures.stepsize.search import tuned_runs as room
 from theodolite.testing import ResultContract
 
 QUIET = {"progress": False}
@@ -241,9 +241,19 @@ def test_a_killed_search_goes_on_bitwise(stop, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"hyper": ["momentun"]}, "no hyperparameter 'momentun'.*Nearest: 'momentum'"),
+        ({"hyper": ["momentun"]}, "no hyperparameter 'momentun'.*nearest: 'momentum'"),
         ({"hyper": ["lr:1"]}, "no hyperparameter 'lr:1'.*'lr:"),
-        ({"hyper": "lr"}, "hyper must be a list of names"),
+        ({"hyper": ["lr:0", "lr:group0"]}, "both the rate of"),
+        ({"hyper": 3}, "hyper must be a list of names"),
+        ({"hyper": "lr,momentum"}, r"Give a list: \['lr', 'momentum'\]"),
+        ({"hyper": ["lr", "schedule"]}, "th.meta_gradient takes their derivatives"),
+        ({"optimizer": lambda p: torch.optim.AdamW([{"params": p[:2], "weight_decay": 0.0}, {"params": p[2:]}])},
+         "groups differ in 'weight_decay'"),
+        ({"optimizer": lambda p: torch.optim.SGD([{"params": p[:2], "lr": 0.0}, {"params": p[2:]}], lr=0.1)}, "has lr=0"),
+        ({"optimizer": lambda p: torch.optim.SGD([{"params": p[:3]}, {"params": p[3:]}], lr=0.1), "hyper": ["lr:group0", "lr:2"]},
+         "both the rate of"),
+        ({"optimizer": lambda p: torch.optim.SGD([{"params": p[:2]}, {"params": p[2:]}], lr=0.1), "hyper": ["lr:0"]},
+         "lr:0 is layer '0' and parameter group 0. Name the group lr:group0"),
         ({"hyper": ["lr", "lr"]}, "twice"),
         ({"hyper": ["lr", "lr:0"]}, "lr moves the rates of all layers"),
         ({"hyper": ["momentum"]}, "lr is missing"),
@@ -267,6 +277,115 @@ def test_what_is_refused(options, words):
     arguments = {"factory": mlp, "optimizer": "sgd", "seeds": 2, **MLP, **options}
     with pytest.raises((ValueError, TypeError), match=words):
         tune_step_size(**arguments)
+
+
+def in_groups(parameters):
+    """Two groups, the second at a tenth of the rate of the first."""
+    first, *others = parameters
+    return torch.optim.SGD([{"params": [first], "lr": 0.2}, {"params": others}], lr=0.02, momentum=0.5)
+
+
+def two_axes(seed):
+    """½ (w₁² + 4 w₂²) with each weight a parameter of its own."""
+
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Parameter(torch.ones(()).double()), nn.Parameter(torch.ones(()).double())
+
+        def forward(self, x):
+            return torch.stack([self.a, 2 * self.b]).expand(len(x), 2)
+
+    return Two()
+
+
+def layers_of_two_axes(seed):
+    """The same with each weight in a layer."""
+
+    class Layers(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = (nn.Linear(1, 1, bias=False).double() for _ in range(2))
+            for layer in (self.a, self.b):
+                nn.init.ones_(layer.weight)
+
+        def forward(self, x):
+            one = torch.ones_like(x)
+            return torch.cat([self.a(one), 2 * self.b(one)], 1)
+
+    return Layers()
+
+
+BOWL = {"loss": lambda output, target: output.square().sum(1).mean() / 2, "steps": 3, "seeds": 1, "compare": False, **QUIET}
+POINT = (torch.zeros(1, 1).double(), torch.zeros(1, 1).double())
+
+
+def by_hand(first, second, momentum=0.5, steps=3):
+    """The loss of `two_axes` after some steps of momentum with a rate for each weight."""
+    loss = 0.0
+    for rate, curvature in ((first, 1.0), (second, 4.0)):
+        w, velocity = 1.0, 0.0
+        for _ in range(steps):
+            velocity = momentum * velocity + curvature * w
+            w -= rate * velocity
+        loss += curvature * w**2 / 2
+    return loss
+
+
+def test_groups_keep_the_ratio_of_their_rates():
+    found = tune_step_size(two_axes, in_groups, POINT, values={"lr": [0.05, 0.3]}, **BOWL)
+    assert [row["score"] for row in found.curve] == pytest.approx([by_hand(0.05, 0.005), by_hand(0.3, 0.03)], rel=1e-12)
+    kept = tune_step_size(two_axes, in_groups, POINT, lr=0.4, hyper="momentum", values={"momentum": [0.1, 0.3]}, **BOWL)
+    assert [row["score"] for row in kept.curve] == pytest.approx([by_hand(0.4, 0.04, 0.1), by_hand(0.4, 0.04, 0.3)], rel=1e-12)
+
+
+def test_rates_of_groups_are_tuned_apart():
+    """The best rate of the second weight is a fourth of that of the first; the gradient begins at the optimizer's own rates."""
+    values = {"lr:0": [0.1, 0.2], "lr:1": [0.02, 0.1]}
+    found = tune_step_size(two_axes, in_groups, POINT, hyper=["lr:0", "lr:1"], values=values, **BOWL)
+    expected = [by_hand(a, b) for a in values["lr:0"] for b in values["lr:1"]]
+    assert [row["score"] for row in found.curve] == pytest.approx(expected, rel=1e-12)
+    one = tune_step_size(two_axes, in_groups, POINT, hyper=["lr:1"], values={"lr:1": [0.1, 0.2]}, **BOWL)
+    assert [row["score"] for row in one.curve] == pytest.approx([by_hand(0.2, 0.1), by_hand(0.2, 0.2)], rel=1e-12)
+    steps = tune_step_size(two_axes, in_groups, POINT, hyper=["lr:0", "lr:1"], search="gradient", budget=20, **BOWL).trace
+    assert (steps[0]["lr:0"], steps[0]["lr:1"]) == pytest.approx((0.2, 0.02))
+    assert math.exp(steps[0]["log_loss"]) == pytest.approx(by_hand(0.2, 0.02))
+    assert steps[0]["slope of lr:1"] == pytest.approx(
+        (math.log(by_hand(0.2, 0.02 * math.e**1e-5)) - math.log(by_hand(0.2, 0.02 * math.e**-1e-5))) / 2e-5, rel=1e-6
+    )
+
+
+def test_layers_that_are_not_named_keep_the_rate_to_start_from():
+    """A tenth of the critical rate of descent, 2/4, where none is given."""
+    options = {"hyper": ["lr:group0"], "values": {"lr:group0": [0.1, 0.2]}, **BOWL}
+    one = {"optimizer": lambda p: torch.optim.SGD([{"params": p[:1]}, {"params": p[1:]}], lr=0.3)}
+    found = tune_step_size(two_axes, train=POINT, **one, **options)
+    assert [row["score"] for row in found.curve] == pytest.approx([by_hand(a, 0.3, 0.0) for a in (0.1, 0.2)], rel=1e-12)
+    layered = tune_step_size(layers_of_two_axes, "sgd", POINT, hyper=["lr:a"], values={"lr:a": [0.1, 0.2]}, **BOWL)
+    expected = [by_hand(a, 0.1 * layered.critical, 0.0) for a in (0.1, 0.2)]
+    assert layered.critical == pytest.approx(0.5)
+    assert [row["score"] for row in layered.curve] == pytest.approx(expected, rel=1e-12)
+
+
+def test_more_than_two_rates_are_followed_by_gradients():
+    options = {"seeds": 1, "compare": False, **MLP, "steps": 4}
+    assert tune_step_size(mlp, "sgd", hyper=["lr:0", "lr:2"], budget=9, **options).search == "sweep"
+    found = tune_step_size(mlp, "sgd", hyper=["lr:0", "lr:2", "momentum"], budget=9, **options)
+    assert found.search == "gradient"
+    assert found.at_an_end == ()  # the places of a walk have no ends
+
+
+def test_a_search_does_not_go_on_with_another_optimizer_or_start(tmp_path):
+    """Two functions have one name, and a rate that is held is no range."""
+    options = {"hyper": ["momentum"], "seeds": 1, "budget": 4, "compare": False, **MLP, "steps": 4}
+
+    def made(**settings):
+        return lambda p: torch.optim.SGD(p, **settings)
+
+    tune_step_size(mlp, made(lr=0.1), checkpoint=tmp_path, **options)
+    for other in (made(lr=0.2), made(lr=0.1, nesterov=True, momentum=0.5)):
+        with pytest.raises(ArgumentError, match="other data, models or settings"):
+            tune_step_size(mlp, other, checkpoint=tmp_path, resume=True, **options)
 
 
 def dropped(seed):

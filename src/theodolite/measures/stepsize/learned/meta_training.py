@@ -581,7 +581,7 @@ def _refuse_unvectorised(route: VmapRoute, state: FleetState, batch: FleetBatch)
     try:
         route.losses(state, batch)
     except (RuntimeError, ValueError) as error:
-        if "vmap" not in str(error):
+        if not any(word in str(error) for word in ("vmap", "Batching rule")):  # of torch's refusals of dropout and of LSTM
             raise
         raise ArgumentError(
             "factory: problems are computed at once, which this model refuses, as dropout and recurrent layers do. Leave such "

@@ -1,8 +1,9 @@
 """Hyperparameters by name, the units in which they move, and the settings of every parameter that follow.
 
 Names are those of the optimizer's rule: `lr`, `momentum`, `weight_decay`, `beta1`, `beta2` (RMSprop: `alpha`). `lr` moves that of
-all parameters, `lr:fc1` that of one layer, `lr:0` that of the first parameter group. `schedule[k]` is the factor on the learning
-rate at the k-th of several knots, evenly spaced from the first step to the last; between knots its logarithm is linear.
+all parameters, `lr:fc1` that of one layer, `lr:0` (or `lr:group0`) that of the first parameter group. `schedule[k]` is the factor
+on the learning rate at the k-th of several knots, evenly spaced from the first step to the last; between knots its logarithm is
+linear.
 
 In units `"log"`, rates, decays and factors move by factors e^θ, and what lies between 0 and 1 (momentum, betas) by its log-odds;
 in units `"natural"` they move as they are. Where a name covers parameters of unlike settings, all move by the same θ.
@@ -70,8 +71,8 @@ def read_optimizer(optimizer: Any, settings: Mapping[str, Any], parameters: Sequ
     kind, name = type(made), type(made).__name__
     if kind not in (SGD, Adam, AdamW, RMSprop):
         raise ValueError(
-            f"optimizer: derivatives are known of SGD, Adam, AdamW and RMSprop. Got {name}; "
-            "mode='smoothed' and th.tune_step_size(search='sweep') need none."
+            f"optimizer: the update rules of SGD, Adam, AdamW and RMSprop are known here. Got {name}: take one of them, or train "
+            "with yours at several rates (th.train) and compare."
         )
     raised = [flag for flag in _FLAGS if any(group.get(flag) for group in made.param_groups)]
     if raised:
@@ -155,6 +156,29 @@ def _named(group: Mapping[str, Any]) -> dict[str, float]:
     return found
 
 
+def parts_of(recipe: Recipe, layers: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
+    """The parameter tensors of every parameter group and of every layer by name; a group is `0` and `group0`.
+
+    >>> parts_of(read_optimizer("sgd", {"lr": 0.1}, [torch.zeros(1), torch.zeros(1)]), {"fc": [0]})
+    {'0': (0, 1), 'group0': (0, 1), 'fc': (0,)}
+    """
+    groups = {g: tuple(i for i, m in enumerate(recipe.members) if m == g) for g in sorted(set(recipe.members))}
+    named = {name: tensors for g, tensors in groups.items() for name in (str(g), f"group{g}")}
+    return named | {name: tuple(places) for name, places in layers.items()}
+
+
+def refuse_two_meanings(names: Sequence[Any], recipe: Recipe, layers: Mapping[str, Sequence[int]]) -> None:
+    """Raise where a name is that of a layer and of another parameter group, as `lr:0` with `nn.Sequential`."""
+    groups = parts_of(recipe, {}) if len(recipe.groups) > 1 else {}
+    for name in names:
+        setting, _, part = str(name).partition(":")
+        if part in groups and part in layers and groups[part] != tuple(layers[part]):
+            raise ArgumentError(
+                f"hyper: {name} is layer {part!r} and parameter group {part}. Name the group {setting}:group{part}; to name the "
+                "layer, give the layers of the model names that are no numbers."
+            )
+
+
 # Units
 
 
@@ -229,8 +253,8 @@ class Hyperparameters:
         self.recipe, self.units, self.steps, self.schedule, self.knots = recipe, units, steps, schedule, knots
         self._dtype = dtype
         self._sizes = torch.tensor(list(sizes))
-        self._parts = {**{str(g): tuple(i for i, m in enumerate(recipe.members) if m == g) for g in set(recipe.members)}}
-        self._parts |= {name: tuple(places) for name, places in layers.items()}
+        refuse_two_meanings(names, recipe, layers)
+        self._parts = parts_of(recipe, layers)
         self.named = [self._read(name) for given in names for name in self._expanded(given)]
         if len({h.name for h in self.named}) < len(self.named):
             raise ValueError(f"hyper names {quoted(h.name for h in self.named)}, some of them twice.")

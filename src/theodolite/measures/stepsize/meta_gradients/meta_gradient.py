@@ -117,6 +117,10 @@ class MetaGradient(Result):
         unit = "1 % more" if self.units == "log" else "0.01 more"
         return f"{unit} of it changes that by, to first order: {', '.join(parts)}"
 
+    def percent(self, slope: float) -> float:
+        """By how many percent a slope of the score changes the loss, where one percent more, or 0.01, is taken of θ."""
+        return slope / math.exp(self._log_of_relative())
+
     def _log_of_relative(self) -> float:
         """The logarithm of a derivative that changes the loss by its own size."""
         if self.objective == "log_last":
@@ -134,9 +138,9 @@ class MetaGradient(Result):
         if self.health == "kinked":
             worst = min(self.agreement, key=lambda name: self.agreement[name])
             return (
-                f"But over one percent of {worst} to either side the slope is another ({number(self.slope[worst])} where the "
-                f"derivative is {number(self.gradient[worst])}): it is kinked, as with ReLU. Take GELU or another smooth "
-                "activation, or a sweep."
+                f"But over one percent of {worst} to either side that is {number(self.percent(self.slope[worst]))} %: the loss "
+                "is kinked, by ReLU or the like, or bent, near the edge of stability. Try a smooth activation, a lower rate or "
+                "fewer steps, or take a sweep."
             )
         return "The derivative can be used" + (
             ", as far as was checked." if self.agreement else "; it was not checked against runs."
@@ -228,8 +232,9 @@ def meta_gradient(
         train: `(inputs, targets)` with `batch_size`, a list of batches or a loader, as for `th.train`, whose order of the data
             this is.
         valid: data that are not trained on.
-        hyper: names: `lr`, `momentum`, `weight_decay`, `beta1`, `beta2`, `alpha`; `lr:fc1` is that of one layer, `lr:0` that of a
-            parameter group; `schedule` are factors on the rate at `knots` evenly spaced steps, `schedule[0]` the first of them.
+        hyper: names: `lr`, `momentum`, `weight_decay`, `beta1`, `beta2`, `alpha`; `lr:fc1` is that of one layer, `lr:0` (or
+            `lr:group0`) that of a parameter group; `schedule` are factors on the rate at `knots` evenly spaced steps,
+            `schedule[0]` the first of them.
         split: the data that F is taken on; validation data where there are any.
         mode: `"forward"` carries one tangent for each name and needs no more memory for more steps; `"reverse"` goes back through
             the run in segments of `segment` steps (√steps), for many names; `"smoothed"` needs no derivatives.

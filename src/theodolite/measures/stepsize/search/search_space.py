@@ -70,6 +70,12 @@ class Range:
         return [self.from_unit(low + (high - low) * i / max(1, count - 1)) for i in range(count)]
 
 
+def swept_axes(names: Sequence[str]) -> int:
+    """How many numbers a sweep of hyperparameters with these names varies: all learning rates are one, unless they are both."""
+    others = sum(name.split(":")[0] != "lr" for name in names)
+    return len(names) if len(names) <= 2 else others + (others < len(names))
+
+
 class Space:
     """The hyperparameters that are tuned together, with a setting to start from.
 
@@ -86,9 +92,9 @@ class Space:
         return tuple(one.name for one in self.hyper)
 
     def sweep(self, count: int) -> list[Setting]:
-        """About so many settings on a grid: over one hyperparameter, or the first two; all learning rates are one.
+        """About so many settings on a grid: over one hyperparameter, or two; others stay where the start has them.
 
-        Others stay where the start has them.
+        Of more than two all learning rates are one, and have the same value.
         """
         axes = self._axes()[:2]
         if len(axes) == 1:
@@ -121,7 +127,7 @@ class Space:
     @property
     def axes(self) -> int:
         """How many numbers a sweep of everything would vary."""
-        return len(self._axes())
+        return swept_axes(self.names)
 
     def inside(self, u: Tensor) -> Tensor:
         """A place in units, moved into the range where it lies outside."""
@@ -141,7 +147,9 @@ class Space:
         return low, high
 
     def _axes(self) -> list[tuple[Range, ...]]:
-        """What a sweep moves together: all learning rates, then each of the others."""
+        """What a sweep moves together: each of two; of more all learning rates, then each of the others."""
+        if len(self.hyper) <= 2:
+            return [(one,) for one in self.hyper]
         rates = tuple(one for one in self.hyper if one.is_rate)
         return [*([rates] if rates else []), *((one,) for one in self.hyper if not one.is_rate)]
 
@@ -149,24 +157,37 @@ class Space:
         return self.start | {one.name: value for axis, value in moved for one in axis}
 
 
-def check_names(hyper: Any, settings: Sequence[str], layers: Sequence[str]) -> tuple[str, ...]:
-    """Names of hyperparameters, each a setting of the optimizer or `lr:LAYER`; an error with the nearest names otherwise."""
+def check_names(hyper: Any, settings: Sequence[str], layers: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
+    """Names of hyperparameters, each a setting of the optimizer or `lr:LAYER`; an error with the nearest names otherwise.
+
+    `layers` are the parameters of layers, and of parameter groups, by name.
+    """
     if isinstance(hyper, str) or not isinstance(hyper, Sequence) or not hyper:
         raise ArgumentError(f"hyper must be a list of names of hyperparameters, such as ['lr', 'momentum']. Got {shown(hyper)}.")
     known = [*settings, *(f"lr:{layer}" for layer in layers)]
     for name in hyper:
         if name not in known:
-            near = quoted(nearest(str(name), known, count=3))
-            raise ArgumentError(
-                f"hyper: there is no hyperparameter {shown(name)}; {quoted(settings)} and lr:LAYER are. Nearest: {near}."
-            )
+            raise ArgumentError(f"hyper: {_unknown(name, known)} {quoted(settings)} and lr:LAYER are tuned.")
     if len(set(hyper)) < len(hyper):
         raise ArgumentError(f"hyper names one hyperparameter twice: {quoted(hyper)}.")
-    if "lr" in hyper and any(name.startswith("lr:") for name in hyper):
+    own = [name for name in hyper if name.startswith("lr:")]
+    if "lr" in hyper and own:
         raise ArgumentError(
-            f"hyper: lr moves the rates of all layers, so it does not go with {quoted(hyper[1:])}. Name lr: of each layer."
+            f"hyper: lr moves the rates of all layers, so it does not go with {quoted(own)}. Name lr: of each layer."
         )
+    for one, other in itertools.combinations(own, 2):
+        if shared := set(layers[one.removeprefix("lr:")]) & set(layers[other.removeprefix("lr:")]):
+            raise ArgumentError(f"hyper: {one} and {other} are both the rate of {min(shared)}. Name one of them.")
     return tuple(hyper)
+
+
+def _unknown(name: Any, known: Sequence[str]) -> str:
+    """What to say of a name that is none of those known."""
+    if isinstance(name, str) and name.partition("[")[0] == "schedule":
+        return "factors of a schedule are not searched; th.meta_gradient takes their derivatives (hyper='schedule')."
+    if isinstance(name, str) and "," in name:
+        return f"{shown(name)} is one text. Give a list: {shown([part.strip() for part in name.split(',')])}."
+    return f"there is no hyperparameter {shown(name)}; nearest: {quoted(nearest(str(name), known, count=3))}."
 
 
 def values_of(name: str, values: Any) -> tuple[float, ...]:
@@ -189,19 +210,28 @@ def make_space(names: Sequence[str], start: Setting, rates: tuple[float, float],
 
 
 def fleet_settings(
-    settings: Sequence[Setting], rate: float | None = None, layers: Mapping[str, Sequence[str]] | None = None
+    settings: Sequence[Setting], rate: float | None, parts: Mapping[str, Sequence[str]], own_rates: Mapping[str, float]
 ) -> dict[str, Any]:
-    """The arguments of a `Fleet` with one replica for each setting; `rate` where it is not tuned, `layers` their parameters.
+    """The arguments of a `Fleet` with one replica for each setting; `rate` where it is not tuned.
 
-    >>> fleet_settings([{"lr:fc": 0.2, "momentum": 0.5}], 0.1, {"fc": ["fc.weight"], "head": ["head.weight"]})
-    {'rate': {'fc.weight': [0.2], '*': 0.1}, 'momentum': [0.5]}
+    `parts` are the parameters of layers and groups, `own_rates` what the optimizer gives to every parameter: a learning rate is
+    that of the first parameter it covers, and the others keep their ratio to it.
+
+    >>> own_rates = {"fc.weight": 0.1, "head.weight": 0.05, "head.bias": 0.1}
+    >>> fleet_settings([{"lr:fc": 0.2, "momentum": 0.5}], 0.4, {"fc": ["fc.weight"]}, own_rates)
+    {'rate': {'head.weight': [0.2], 'head.bias': [0.4], 'fc.weight': [0.2]}, 'momentum': [0.5]}
+    >>> fleet_settings([{"lr": 0.2}], None, {}, {"fc.weight": 0.1})
+    {'rate': [0.2]}
     """
     columns = {name: [setting[name] for setting in settings] for name in settings[0]}
     own = {name: columns.pop(name) for name in [*columns] if name.startswith("lr:")}
-    shared: Any = columns.pop("lr", rate)
-    names = layers or {}
-    groups = {glob.escape(p): values for name, values in own.items() for p in names[name.removeprefix("lr:")]}
-    left = {} if groups and len(groups) == sum(map(len, names.values())) else {"*": shared}
-    arguments: dict[str, Any] = {"rate": {**groups, **left} if own else shared}
+    shared: Any = columns.pop("lr", [rate] * len(settings))
+    covered = {name: parts[name.removeprefix("lr:")] for name in own}
+    left = [name for name in own_rates if not any(name in names for names in covered.values())]
+    table: dict[str, Any] = {}
+    for names, first, values in [(left, next(iter(own_rates)), shared), *((covered[n], covered[n][0], own[n]) for n in own)]:
+        ratios = {name: own_rates[name] / own_rates[first] for name in names}
+        table |= {glob.escape(name): [ratio * value for value in values] for name, ratio in ratios.items()}
+    rates = table if own or len(set(own_rates.values())) > 1 else shared
     betas = [columns.pop(name, None) for name in ("beta1", "beta2")]
-    return arguments | ({} if betas == [None, None] else {"betas": betas}) | columns
+    return {"rate": rates} | ({} if betas == [None, None] else {"betas": betas}) | columns

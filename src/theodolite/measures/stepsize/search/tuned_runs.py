@@ -116,7 +116,11 @@ class Ledger:
 
 @dataclass(frozen=True)
 class TunedRuns:
-    """How a setting is tried: models, steps, batches. `rate` is the learning rate where it is not tuned."""
+    """How a setting is tried: models, steps, batches.
+
+    `rate` is the learning rate where it is not tuned, `parts` the parameters of layers and groups, `own_rates` what the optimizer
+    gives to every parameter.
+    """
 
     factory: Factory
     optimizer: Any
@@ -124,7 +128,8 @@ class TunedRuns:
     steps: int
     batch_size: int | None
     rate: float | None
-    layers: Mapping[str, Sequence[str]]
+    parts: Mapping[str, Sequence[str]]
+    own_rates: Mapping[str, float]
     ledger: Ledger
     advance: Callable[[int], None] = field(default=lambda units: None)
 
@@ -146,7 +151,7 @@ class TunedRuns:
     def _fleet(self, task: Task, settings: Sequence[Setting], seeds: Sequence[int]) -> dict[str, Tensor | None]:
         """Settings times seeds as replicas of one fleet."""
         every = [setting for setting in settings for _ in seeds]
-        own = fleet_settings(every, self.rate, self.layers)
+        own = fleet_settings(every, self.rate, self.parts, self.own_rates)
         fleet = Fleet(self.factory, [*seeds] * len(settings), loss=self.loss, optimizer=self.optimizer, **own)
         trace = fleet.train(
             task.train,

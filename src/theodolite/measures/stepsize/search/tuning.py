@@ -17,7 +17,12 @@ from theodolite.arguments import a_mapping, a_path, about, checked, count, one_o
 from theodolite.errors import ArgumentError, TheodoliteError
 from theodolite.measures.dynamics.critical import critical_learning_rate
 from theodolite.measures.dynamics.sweep import joined_data
-from theodolite.measures.stepsize.meta_gradients.hyperparameters import OPTIMIZERS, read_optimizer
+from theodolite.measures.stepsize.meta_gradients.hyperparameters import (
+    OPTIMIZERS,
+    parts_of,
+    read_optimizer,
+    refuse_two_meanings,
+)
 from theodolite.measures.stepsize.meta_gradients.unrolled import refuse_overlap
 from theodolite.measures.stepsize.search.search_space import (
     ADAPTIVE_RATES,
@@ -26,6 +31,7 @@ from theodolite.measures.stepsize.search.search_space import (
     Setting,
     check_names,
     make_space,
+    swept_axes,
 )
 from theodolite.measures.stepsize.search.searches import Search, Tasks, gradient_search, random_search, sweep
 from theodolite.measures.stepsize.search.slopes import Slopes, slope_of
@@ -36,7 +42,7 @@ from theodolite.problem.calling import Loss
 from theodolite.problem.tensors import named_tensors
 from theodolite.progress import counting
 from theodolite.results import Cost, Outcome, Result, Row
-from theodolite.text import number
+from theodolite.text import number, quoted
 from theodolite.training.fleets.state import Factory, stack_replicas
 from theodolite.training.interruption import tensor_check_sums
 
@@ -107,7 +113,9 @@ class StepSizeChoice(Result):
 
     @property
     def at_an_end(self) -> tuple[str, ...]:
-        """Hyperparameters whose best value in the curve is the smallest or the largest that was tried."""
+        """Hyperparameters whose best value in a sweep is the smallest or the largest that was tried."""
+        if all(row["search"] != "sweep" for row in self.compared):
+            return ()
         best = min(self.curve, key=lambda row: row["score"])
         tried = {name: {row[name] for row in self.curve} for name in self.best}
         return tuple(name for name, values in tried.items() if len(values) > 1 and best[name] in (min(values), max(values)))
@@ -141,7 +149,11 @@ class StepSizeChoice(Result):
                 "Your tuning set overfits: by the loss on the data trained on the best learning rate would be "
                 f"{self.ratio:.3g} times that by held-out data."
             ]
-        return [f"By the loss on the data trained on the best learning rate would be {self.ratio:.3g} times that."]
+        if f"{self.ratio:.3g}" == "1":
+            return ["By the loss on the data trained on the best learning rate is that by held-out data."]
+        return [
+            f"By the loss on the data trained on the best learning rate would be {self.ratio:.3g} times that by held-out data."
+        ]
 
 
 def values_text(setting: Mapping[str, float]) -> str:
@@ -177,7 +189,7 @@ def tune_step_size(
     *,
     steps: int,
     loss: Loss,
-    hyper: Sequence[str] = ("lr",),
+    hyper: str | Sequence[str] = ("lr",),
     search: SearchName = "auto",
     lr: float | None = None,
     values: Mapping[str, Sequence[float]] | None = None,
@@ -204,7 +216,9 @@ def tune_step_size(
             makes such an optimizer of torch.
         train, valid: data to train on, and held-out data to score on. All of them are held in memory.
         steps: of each run.
-        hyper: what to tune: `"lr"`, `"lr:LAYER"`, `"momentum"`, `"weight_decay"`, `"beta1"`, `"beta2"`, `"alpha"`.
+        hyper: what to tune: `"lr"`, `"lr:LAYER"`, `"momentum"`, `"weight_decay"`, `"beta1"`, `"beta2"`, `"alpha"`. Where the
+            optimizer has several parameter groups, `"lr"` moves the rates of all by one factor and is that of the first
+            parameter, `"lr:0"` (or `"lr:group0"`) is that of the first group.
         search: `"auto"` sweeps up to two hyperparameters and follows the gradient beyond. With `compare` the others run too.
         lr: the learning rate to start from, and to keep where it is not tuned. Else a tenth of the critical one.
         values: what a sweep is to try, by name; else it goes around the critical learning rate.
@@ -227,16 +241,17 @@ def tune_step_size(
     """
     began = time.perf_counter()
     data = _Data(train, valid, tasks, split, seed)
-    study = _Study(factory, optimizer, data, loss, steps, hyper, lr, values or {}, batch_size, seed)
+    named = [hyper] if isinstance(hyper, str) else hyper
+    study = _Study(factory, optimizer, data, loss, steps, named, lr, values or {}, batch_size, seed)
     why_not = study.no_gradient(seed) if search != "sweep" or compare else ""
     if search == "gradient" and why_not:
         raise ArgumentError(f"search='gradient' is not possible here: {why_not}")
     many = data.columns(seeds)
-    settings = SETTINGS_OF_TWO if study.space.axes > 1 else SETTINGS
+    settings = usual_settings(study.space.names)
     if budget is not None and budget < 2 * many:
         raise ArgumentError(f"budget must pay for two settings at least: {2 * many} runs, {many} for each. Got {budget}.")
     tried = len(study.space.sweep(settings if budget is None else budget // many))  # a grid has as many as it has
-    names, note = _search_names(search, study.space.axes, compare, why_not)
+    names, note = _search_names(search, len(study.space.names), compare, why_not)
     identity = study.identity() | {"searches": names, "seeds": seeds, "budget": budget, "seed": seed}
     ledger = Ledger(None if checkpoint is None else Path(checkpoint), identity, resume=resume)
     tuned = [seed + i for i in range(seeds)]
@@ -336,28 +351,50 @@ class _Study:
         with about(data.first.name):
             self.problem = Problem(model, loss, data.first.train)
         self._refuse_overlaps()
-        brings = lr is not None or not isinstance(optimizer, str | type)
-        recipe = read_optimizer(optimizer, {"lr": lr if brings else 1.0}, self.problem.parameters)
-        self.layers = {
-            name: [self.problem.selection.keys[i] for i in layer.members(bias=True)]
-            for name, layer in self.problem.layers.items()
-        }
-        names = check_names(hyper, recipe.rule.settings, list(self.layers))
+        by_name, self.given = isinstance(optimizer, str | type), _at_rate(optimizer, lr)
+        brings = lr is not None or not by_name
+        self.recipe = read_optimizer(self.given, {"lr": (lr or 1.0) if by_name else None}, self.problem.parameters)
+        settings, keys = self.recipe.groups[self.recipe.members[0]], self.problem.selection.keys
+        layers = {name: layer.members(bias=True) for name, layer in self.problem.layers.items()}
+        self.parts = {name: [keys[i] for i in tensors] for name, tensors in parts_of(self.recipe, layers).items()}
+        self.own_rates = self._rates_by_parameter()
+        names = check_names(hyper, self.recipe.rule.settings, self.parts)
+        refuse_two_meanings(names, self.recipe, layers)
         if not brings and all(name.split(":")[0] != "lr" for name in names):
             raise ArgumentError("lr is missing: it is not tuned, so give the learning rate to train with.")
-        own = {name: value or STARTS.get(name, value) for name, value in recipe.groups[0].items()}
-        self.optimizer, self.given = fleet_optimizer_of(optimizer), optimizer
-        self.adaptive = recipe.name != "SGD"
-        held = 0.0 if self.adaptive or "momentum" in names else recipe.groups[0]["momentum"]
-        self.critical = self._critical(held)
+        own = {name: value or STARTS.get(name, value) for name, value in settings.items()}
+        self.optimizer = fleet_optimizer_of(self.given)
+        self.adaptive = self.recipe.name != "SGD"
+        held = 0.0 if self.adaptive or "momentum" in names else settings["momentum"]
+        self.critical = None if self.adaptive else self._critical(held)
         rates = self._rates()
-        self.rate = None if "lr" in names else recipe.groups[0]["lr"]
         start = own | {"lr": own["lr"] if brings else self._start_of(rates)}
-        start |= {name: start["lr"] for name in names if name.startswith("lr:")}
+        self.rate = None if "lr" in names else start["lr"]
+        firsts = {name: self.parts[name.removeprefix("lr:")][0] for name in names if name.startswith("lr:")}
+        start |= {name: start["lr"] * self.own_rates[first] / self.own_rates[keys[0]] for name, first in firsts.items()}
         self.space = make_space(names, start, rates, values)
         #: What the optimizer begins with in a meta-gradient: its own settings, and a start for those that are tuned.
-        settings = {name.split(":")[0] for name in names}
-        self.start = {name: start[name] if name in settings else value for name, value in recipe.groups[0].items()}
+        tuned = {name.split(":")[0] for name in names}
+        self.start = {name: start[name] if name in tuned else value for name, value in settings.items()}
+        if len(self.recipe.groups) > 1:
+            del self.start["lr"]  # the groups have theirs
+
+    def _rates_by_parameter(self) -> dict[str, float]:
+        """The learning rate that the optimizer gives to every parameter."""
+        groups = self.recipe.groups
+        unlike = [name for name in groups[0] if name != "lr" and len({group[name] for group in groups}) > 1]
+        if unlike:
+            raise ArgumentError(
+                f"optimizer: its parameter groups differ in {quoted(unlike)}. Tuning trains many runs as one, whose groups may "
+                "differ in lr alone: give all groups the same, or take th.meta_gradient, which keeps them as they are."
+            )
+        if len(groups) > 1 and any(group["lr"] == 0 for group in groups):
+            raise ArgumentError(
+                "optimizer: a parameter group has lr=0, of which no multiple can be tried. Freeze its parameters in the factory "
+                "with requires_grad_(False)."
+            )
+        keys = self.problem.selection.keys
+        return {key: groups[member]["lr"] or 1.0 for key, member in zip(keys, self.recipe.members, strict=True)}
 
     def _refuse_overlaps(self) -> None:
         for task in self.data.listed:
@@ -401,13 +438,24 @@ class _Study:
         """What tells this search from others."""
         ranges = [[one.name, one.low, one.high, list(one.values)] for one in self.space.hyper]
         weights = tensor_check_sums({name: p.detach() for name, p in self.problem.model.named_parameters()})
-        optimizer = self.given if isinstance(self.given, str) else getattr(self.given, "__qualname__", type(self.given).__name__)
+        recipe = self.recipe
+        optimizer = [recipe.name, repr(recipe.rule), [dict(group) for group in recipe.groups], list(recipe.members)]
         sizes = {"steps": self.steps, "batch_size": self.batch_size, "split": self.data.split}
-        return {"ranges": ranges, "weights": weights, "data": self.data.check_sums(), "optimizer": optimizer, **sizes}
+        start = {"start": dict(self.space.start), "loss": getattr(self.loss, "__qualname__", type(self.loss).__name__)}
+        return {"ranges": ranges, "weights": weights, "data": self.data.check_sums(), "optimizer": optimizer, **sizes, **start}
 
     def runs(self, ledger: Ledger, advance: Callable[[int], None]) -> TunedRuns:
         return TunedRuns(
-            self.factory, self.optimizer, self.loss, self.steps, self.batch_size, self.rate, self.layers, ledger, advance
+            self.factory,
+            self.optimizer,
+            self.loss,
+            self.steps,
+            self.batch_size,
+            self.rate,
+            self.parts,
+            self.own_rates,
+            ledger,
+            advance,
         )
 
     def no_gradient(self, seed: int) -> str:
@@ -423,17 +471,49 @@ class _Study:
         return Slopes(self.factory, self.given, self.loss, self.space, self.start, self.data.split, runs)
 
 
+def usual_settings(names: Sequence[str]) -> int:
+    """Settings that each search tries of hyperparameters with these names, where no budget is given.
+
+    >>> usual_settings(["lr"]), usual_settings(["lr", "momentum"]), usual_settings(["lr:0", "lr:1", "lr:2"])
+    (27, 81, 27)
+    """
+    return SETTINGS_OF_TWO if swept_axes(names) > 1 else SETTINGS
+
+
 def fleet_optimizer_of(optimizer: Any) -> Any:
     """A function that makes the optimizer, from its name or its class; its learning rate is set by the search."""
     kind, meant = OPTIMIZERS[optimizer] if isinstance(optimizer, str) else (optimizer, {})
     if isinstance(kind, type):
         return lambda parameters: kind(parameters, lr=1.0, **meant)
-    return optimizer
+
+    def of_one_group(parameters: Any) -> Any:
+        made = optimizer(parameters)
+        del made.param_groups[1:]  # only their rates may differ, and those are given by parameter
+        return made
+
+    return of_one_group
 
 
-def _search_names(search: SearchName, axes: int, compare: bool, why_not: str) -> tuple[list[str], str]:
+def _at_rate(optimizer: Any, lr: float | None) -> Any:
+    """The optimizer at a learning rate, that of the first parameter; other groups keep their ratio to it."""
+    if lr is None or isinstance(optimizer, str | type) or not callable(optimizer):
+        return optimizer
+
+    def at_rate(parameters: Any) -> Any:
+        made = optimizer(parameters)
+        if not isinstance(made, Optimizer):
+            return made  # which is refused where it is read
+        own = next((g["lr"] for g in made.param_groups if any(p is parameters[0] for p in g["params"])), 0.0)
+        for group in made.param_groups:
+            group["lr"] = lr * group["lr"] / own if own else lr
+        return made
+
+    return at_rate
+
+
+def _search_names(search: SearchName, hyper: int, compare: bool, why_not: str) -> tuple[list[str], str]:
     """The searches to run, that which was asked for first, and what to say of one that cannot run."""
-    chosen = search if search != "auto" else "sweep" if axes <= SWEPT else "gradient"
+    chosen = search if search != "auto" else "sweep" if hyper <= SWEPT else "gradient"
     if chosen == "gradient" and why_not:
         chosen = "smoothed"
     others = ["sweep", "random", "smoothed" if chosen == "smoothed" or why_not else "gradient"]
