@@ -369,7 +369,7 @@ class _Study:
         self.critical = None if self.adaptive else self._critical(held)
         rates = self._rates()
         start = own | {"lr": own["lr"] if brings else self._start_of(rates)}
-        self.rate = None if "lr" in names else start["lr"]
+        self.held = settings | {"lr": start["lr"]}
         firsts = {name: self.parts[name.removeprefix("lr:")][0] for name in names if name.startswith("lr:")}
         start |= {name: start["lr"] * self.own_rates[first] / self.own_rates[keys[0]] for name, first in firsts.items()}
         self.space = make_space(names, start, rates, values)
@@ -451,7 +451,7 @@ class _Study:
             self.loss,
             self.steps,
             self.batch_size,
-            self.rate,
+            self.held,
             self.parts,
             self.own_rates,
             ledger,
