@@ -118,8 +118,8 @@ class Ledger:
 class TunedRuns:
     """How a setting is tried: models, steps, batches.
 
-    `held` are the optimizer's settings where they are not tuned, `parts` the parameters of layers and groups, `own_rates` what the
-    optimizer gives to every parameter.
+    `held` are the optimizer's settings where they are not tuned, `parts` the parameters of layers and groups, `own_rates` what
+    the optimizer gives to every parameter.
     """
 
     factory: Factory
