@@ -83,8 +83,8 @@ class StepSizeChoice(Result):
     errors on held-out data.
     `compared` has a row for each search at equal gradients; the smallest loss on fresh seeds wins. `health` is that of the
     meta-gradient, empty where none was taken, `trace` the steps of the gradient search. `gradients` counts all gradients of a
-    batch, `critical` is the rate at which plain descent leaves the sharpest direction at the start; None for optimizers that divide
-    by a second moment, of which it says little.
+    batch, `critical` is the rate at which plain descent leaves the sharpest direction at the start; None for optimizers that
+    divide by a second moment, of which it says little.
     """
 
     best: Setting
