@@ -155,7 +155,9 @@ def _runs(
     data: tuple[Any, Any],
     given: dict[str, Any],
     optimizer: Any,
-    **searches: Any,
+    *,
+    searches: int,
+    walks: bool,
 ) -> int | None:
     """Runs of each search within the time allowed; None where all can be taken."""
     from theodolite.analyses.step_size import runs_within
@@ -163,7 +165,8 @@ def _runs(
 
     if allowed is None:
         return None
-    found = runs_within(allowed, *data, factory=factory, optimizer=fleet_optimizer_of(optimizer), **searches, **given)
+    made, (train, held_out) = fleet_optimizer_of(optimizer), data
+    found = runs_within(allowed, train, held_out, factory=factory, optimizer=made, searches=searches, walks=walks, **given)
     return None if found >= usual else found
 
 

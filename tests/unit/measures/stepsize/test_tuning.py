@@ -252,7 +252,7 @@ def test_a_killed_search_goes_on_bitwise(stop, tmp_path, monkeypatch):
         ({"optimizer": lambda p: torch.optim.SGD([{"params": p[:2], "lr": 0.0}, {"params": p[2:]}], lr=0.1)}, "has lr=0"),
         ({"optimizer": lambda p: torch.optim.SGD([{"params": p[:3]}, {"params": p[3:]}], lr=0.1), "hyper": ["lr:group0", "lr:2"]},
          "both the rate of"),
-        ({"optimizer": lambda p: torch.optim.SGD([{"params": p[:2]}, {"params": p[2:]}], lr=0.1), "hyper": ["lr:0"]},
+        ({"optimizer": lambda p: torch.optim.SGD([{"params": p[:3]}, {"params": p[3:]}], lr=0.1), "hyper": ["lr:0"]},
          "lr:0 is layer '0' and parameter group 0. Name the group lr:group0"),
         ({"hyper": ["lr", "lr"]}, "twice"),
         ({"hyper": ["lr", "lr:0"]}, "lr moves the rates of all layers"),
@@ -365,6 +365,24 @@ def test_layers_that_are_not_named_keep_the_rate_to_start_from():
     expected = [by_hand(a, 0.1 * layered.critical, 0.0) for a in (0.1, 0.2)]
     assert layered.critical == pytest.approx(0.5)
     assert [row["score"] for row in layered.curve] == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("name", ["beta1", "beta2"])
+def test_one_beta_is_tuned_and_the_other_held(name):
+    """As torch's Adam has it, with betas of its own."""
+    values = {"beta1": [0.3, 0.8], "beta2": [0.9, 0.95]}[name]
+    adam = lambda p: torch.optim.Adam(p, lr=0.3, betas=(0.5, 0.7))  # noqa: E731
+    found = tune_step_size(two_axes, adam, POINT, hyper=[name], values={name: values}, **BOWL)
+    assert found.critical is None  # that of descent says little of Adam
+    for row in found.curve:
+        model = two_axes(0)
+        own = {"beta1": 0.5, "beta2": 0.7, name: row[name]}
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.3, betas=(own["beta1"], own["beta2"]))
+        for _ in range(3):
+            optimizer.zero_grad()
+            BOWL["loss"](model(POINT[0]), POINT[1]).backward()
+            optimizer.step()
+        assert row["score"] == pytest.approx(float(BOWL["loss"](model(POINT[0]), POINT[1]).detach()), rel=1e-9)
 
 
 def test_more_than_two_rates_are_followed_by_gradients():

@@ -210,22 +210,22 @@ def make_space(names: Sequence[str], start: Setting, rates: tuple[float, float],
 
 
 def fleet_settings(
-    settings: Sequence[Setting], rate: float | None, parts: Mapping[str, Sequence[str]], own_rates: Mapping[str, float]
+    settings: Sequence[Setting], held: Mapping[str, float], parts: Mapping[str, Sequence[str]], own_rates: Mapping[str, float]
 ) -> dict[str, Any]:
-    """The arguments of a `Fleet` with one replica for each setting; `rate` where it is not tuned.
+    """The arguments of a `Fleet` with one replica for each setting; `held` are the rate and the betas where they are not tuned.
 
     `parts` are the parameters of layers and groups, `own_rates` what the optimizer gives to every parameter: a learning rate is
     that of the first parameter it covers, and the others keep their ratio to it.
 
     >>> own_rates = {"fc.weight": 0.1, "head.weight": 0.05, "head.bias": 0.1}
-    >>> fleet_settings([{"lr:fc": 0.2, "momentum": 0.5}], 0.4, {"fc": ["fc.weight"]}, own_rates)
+    >>> fleet_settings([{"lr:fc": 0.2, "momentum": 0.5}], {"lr": 0.4}, {"fc": ["fc.weight"]}, own_rates)
     {'rate': {'head.weight': [0.2], 'head.bias': [0.4], 'fc.weight': [0.2]}, 'momentum': [0.5]}
-    >>> fleet_settings([{"lr": 0.2}], None, {}, {"fc.weight": 0.1})
-    {'rate': [0.2]}
+    >>> fleet_settings([{"lr": 0.2, "beta1": 0.8}], {"beta1": 0.9, "beta2": 0.99}, {}, {"fc.weight": 0.1})
+    {'rate': [0.2], 'betas': ([0.8], 0.99)}
     """
     columns = {name: [setting[name] for setting in settings] for name in settings[0]}
     own = {name: columns.pop(name) for name in [*columns] if name.startswith("lr:")}
-    shared: Any = columns.pop("lr", [rate] * len(settings))
+    shared: Any = columns.pop("lr") if "lr" in columns else [held["lr"]] * len(settings)
     covered = {name: parts[name.removeprefix("lr:")] for name in own}
     left = [name for name in own_rates if not any(name in names for names in covered.values())]
     table: dict[str, Any] = {}
@@ -233,5 +233,6 @@ def fleet_settings(
         ratios = {name: own_rates[name] / own_rates[first] for name in names}
         table |= {glob.escape(name): [ratio * value for value in values] for name, ratio in ratios.items()}
     rates = table if own or len(set(own_rates.values())) > 1 else shared
-    betas = [columns.pop(name, None) for name in ("beta1", "beta2")]
-    return {"rate": rates} | ({} if betas == [None, None] else {"betas": betas}) | columns
+    tuned = "beta1" in columns or "beta2" in columns
+    betas = {"betas": tuple(columns.pop(name, held[name]) for name in ("beta1", "beta2"))} if tuned else {}
+    return {"rate": rates, **betas, **columns}

@@ -118,8 +118,8 @@ class Ledger:
 class TunedRuns:
     """How a setting is tried: models, steps, batches.
 
-    `rate` is the learning rate where it is not tuned, `parts` the parameters of layers and groups, `own_rates` what the optimizer
-    gives to every parameter.
+    `held` are the optimizer's settings where they are not tuned, `parts` the parameters of layers and groups, `own_rates` what
+    the optimizer gives to every parameter.
     """
 
     factory: Factory
@@ -127,7 +127,7 @@ class TunedRuns:
     loss: Loss
     steps: int
     batch_size: int | None
-    rate: float | None
+    held: Mapping[str, float]
     parts: Mapping[str, Sequence[str]]
     own_rates: Mapping[str, float]
     ledger: Ledger
@@ -151,7 +151,7 @@ class TunedRuns:
     def _fleet(self, task: Task, settings: Sequence[Setting], seeds: Sequence[int]) -> dict[str, Tensor | None]:
         """Settings times seeds as replicas of one fleet."""
         every = [setting for setting in settings for _ in seeds]
-        own = fleet_settings(every, self.rate, self.parts, self.own_rates)
+        own = fleet_settings(every, self.held, self.parts, self.own_rates)
         fleet = Fleet(self.factory, [*seeds] * len(settings), loss=self.loss, optimizer=self.optimizer, **own)
         trace = fleet.train(
             task.train,

@@ -83,7 +83,8 @@ class StepSizeChoice(Result):
     errors on held-out data.
     `compared` has a row for each search at equal gradients; the smallest loss on fresh seeds wins. `health` is that of the
     meta-gradient, empty where none was taken, `trace` the steps of the gradient search. `gradients` counts all gradients of a
-    batch, `critical` is the rate at which plain descent leaves the sharpest direction at the start.
+    batch, `critical` is the rate at which plain descent leaves the sharpest direction at the start; None for optimizers that
+    divide by a second moment, of which it says little.
     """
 
     best: Setting
@@ -369,7 +370,7 @@ class _Study:
         self.critical = None if self.adaptive else self._critical(held)
         rates = self._rates()
         start = own | {"lr": own["lr"] if brings else self._start_of(rates)}
-        self.rate = None if "lr" in names else start["lr"]
+        self.held = settings | {"lr": start["lr"]}
         firsts = {name: self.parts[name.removeprefix("lr:")][0] for name in names if name.startswith("lr:")}
         start |= {name: start["lr"] * self.own_rates[first] / self.own_rates[keys[0]] for name, first in firsts.items()}
         self.space = make_space(names, start, rates, values)
@@ -451,7 +452,7 @@ class _Study:
             self.loss,
             self.steps,
             self.batch_size,
-            self.rate,
+            self.held,
             self.parts,
             self.own_rates,
             ledger,
