@@ -30,8 +30,8 @@ GENERATED, STORIES = "generated", "stories"
 #: Symbols of the generated text: letters, then brackets, opening ones first.
 LETTERS, BRACKETS = 24, 4
 SYMBOLS = LETTERS + 2 * BRACKETS
-#: Nesting at most, successors of each pair of letters, and how often brackets open or close and earlier text is copied.
-DEPTH, SUCCESSORS, OPENS, CLOSES, COPIES = 6, 3, 0.06, 0.08, 0.02
+#: Nesting at most; how often brackets open or close and earlier text is copied; how often the last letter decides, not the one before.
+DEPTH, OPENS, CLOSES, COPIES, NEAR = 6, 0.06, 0.08, 0.02, 0.7
 #: Share of tokens that a masked model predicts; of these, the shares that are masked, and masked or replaced.
 MASKED, HIDDEN, CHANGED = 0.15, 0.8, 0.9
 
@@ -43,17 +43,17 @@ MASKED, HIDDEN, CHANGED = 0.15, 0.8, 0.9
 def generated_text(tokens: int, *, seed: int = 0, draw: int = 0) -> Tensor:
     """Tokens (N,) of an order-2 Markov chain of 24 letters with four kinds of nested brackets and copied stretches.
 
-    Brackets close in the order in which they were opened, at most six deep; stretches of 6 to 12 tokens come again within 48. `seed`
-    is the language (who follows whom), `draw` the text written in it.
+    One of the last two letters decides on the next, each by two likely successors of its own. Brackets close what was opened last,
+    at most six deep; stretches of 6 to 12 tokens come again within 48. `seed` is the language (who follows whom), `draw` the text
+    written in it.
 
     >>> text = generated_text(2000)
     >>> text.shape, int(text.min()) >= 0, int(text.max()) < SYMBOLS
     (torch.Size([2000]), True, True)
     """
     language = stream("growing text", seed)
-    followers = torch.randint(LETTERS, (LETTERS, LETTERS, SUCCESSORS), generator=language).tolist()
-    hand = stream(f"growing text:{draw}", seed)
-    chance = torch.rand(tokens, 3, generator=hand).tolist()
+    followers = torch.stack([torch.randperm(LETTERS, generator=language) for _ in range(4)]).view(2, 2, LETTERS).tolist()
+    chance = torch.rand(tokens, 3, generator=stream(f"growing text:{draw}", seed)).tolist()
     found: list[int] = []
     opened: list[int] = []
     one = two = 0  # the last two letters
@@ -68,7 +68,8 @@ def generated_text(tokens: int, *, seed: int = 0, draw: int = 0) -> Tensor:
             first = len(found) - 48 + int(which * 36)
             found += [symbol for symbol in found[first : first + 6 + int(length * 7)] if symbol < LETTERS]
         else:
-            one, two = two, followers[one][two][int(which**2 * SUCCESSORS)]
+            near = which < NEAR
+            one, two = two, followers[near][length < NEAR][two if near else one]
             found.append(two)
     return torch.tensor(found[:tokens])
 
@@ -164,20 +165,20 @@ class Setup:
     layers: int = 4
     grown: int = 6
     norm_first: bool = True
-    pretraining: int = 100
-    steps: int = 40
-    batch: int = 8
+    pretraining: int = 120
+    steps: int = 24
+    batch: int = 16
     rate: float = 1e-3
     grown_rate: float | None = None
     final_rate: float | None = None
     warmup: int = 1
     decay: float = 0.01
     adafactor: bool = False
-    tokens: int = 20_000
+    tokens: int = 64_000
     held_out: int = 64
-    looks: tuple[tuple[int, int], ...] = ((20, 2), (10**9, 10))
-    window: int = 20
-    lag: int = 20
+    looks: tuple[tuple[int, int], ...] = ((2, 2), (5, 3), (10, 5), (10**9, 7))
+    window: int = 10
+    lag: int = 10
     early: int = 2
     smooth: int = 3
     operators: tuple[str, ...] = ()
@@ -310,6 +311,6 @@ def pretrained(setup: Setup, trained: Row) -> tuple[nn.Module, Optimizer]:
     for name, value in trained.items():
         if name.startswith("state."):
             _, i, key = name.split(".")
-            state.setdefault(int(i), {})[key] = value.clone()
+            state.setdefault(int(i), {})[key] = torch.as_tensor(value).clone()  # single numbers are stored as such
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
     return model, optimizer
