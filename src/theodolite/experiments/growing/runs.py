@@ -52,19 +52,19 @@ _STORIES = Setup(
 )  # fmt: skip
 
 #: Character GPTs of width 64; grown ones take 500 steps.
-_WIDE: dict[str, Any] = {
+WIDE: dict[str, Any] = {
     "text": "tinyshakespeare", "words": 65, "context": 64, "dim": 64, "hidden": 256, "pretraining": 2000, "steps": 500, "batch": 16,
     "tokens": 400_000, "held_out": 128, "warmup": 100, "looks": ((20, 2), (100, 10), (10**9, 50)), "window": 100, "lag": 100,
     "early": 20, "operators": ALL_OF_FOUR,
 }  # fmt: skip
 #: BERT-Base and a decoder of 1.1 billion parameters, 12 layers to 16, as the source has them.
-_BASE: dict[str, Any] = {
+BASE: dict[str, Any] = {
     "text": "books-and-wikipedia", "words": 30_522, "context": 512, "dim": 768, "hidden": 3072, "heads": 12, "layers": 12, "grown": 16,
     "pretraining": 500_000, "steps": 100_000, "batch": 256, "rate": 1e-4, "warmup": 10_000, "held_out": 8192,
     "looks": ((205, 1), (5000, 100), (10**9, 1000)), "window": 200, "lag": 200, "early": 5000, "smooth": 11, "operators": SOURCE_POOL,
 }  # fmt: skip
 _BILLION: dict[str, Any] = {
-    **_BASE, "text": "c4-wikipedia-github-arxiv", "words": 32_000, "context": 1280, "dim": 2048, "hidden": 5120, "heads": 32,
+    **BASE, "text": "c4-wikipedia-github-arxiv", "words": 32_000, "context": 1280, "dim": 2048, "hidden": 5120, "heads": 32,
     "pretraining": 300_000, "rate": 0.01, "final_rate": 0.001, "looks": ((2000, 100), (10**9, 1000)), "window": 2000, "lag": 2000,
     "smooth": 1,
 }  # fmt: skip
@@ -77,12 +77,12 @@ def _variants(bert: Setup, gpt: Setup, few: Sequence[str]) -> list[tuple[Setup, 
 
 
 _LAPTOP = [
-    _BERT.but(**{**_WIDE, "text": "wikitext2", "words": 2000, "rate": 1e-3, "grown_rate": 5e-4}),
-    _UL2.but(**{**_WIDE, "rate": 0.01, "final_rate": 0.001, "looks": ((100, 10), (10**9, 50))}),
-    _GPT.but(**{**_WIDE, "rate": 1e-3, "grown_rate": 5e-4}),
+    _BERT.but(**{**WIDE, "text": "wikitext2", "words": 2000, "rate": 1e-3, "grown_rate": 5e-4}),
+    _UL2.but(**{**WIDE, "rate": 0.01, "final_rate": 0.001, "looks": ((100, 10), (10**9, 50))}),
+    _GPT.but(**{**WIDE, "rate": 1e-3, "grown_rate": 5e-4}),
     _STORIES.but(steps=150, tokens=200_000, held_out=64, batch=8, looks=((20, 2), (150, 10)), window=50, lag=50, early=8),
 ]
-_PAPER = [_BERT.but(**_BASE), _UL2.but(**_BILLION), *_LAPTOP[2:]]
+_PAPER = [_BERT.but(**BASE), _UL2.but(**_BILLION), *_LAPTOP[2:]]
 
 
 def _variants(setups: Sequence[Setup], *few: str) -> list[tuple[Setup, str]]:

@@ -87,7 +87,7 @@ def corpus_of(setup: Setup) -> Corpus:
     if setup.text == GENERATED:
         return _generated(setup)
     if setup.text == STORIES:
-        return _stories(setup)
+        return _stories(setup.tokens)
     if setup.text in data.names():
         return load_or(lambda: _known(setup), lambda: _generated(setup), "either")
     return _own(setup)
@@ -106,10 +106,11 @@ def _known(setup: Setup) -> Corpus:
     return Corpus(found.words("train", vocabulary), found.words("valid", vocabulary), setup.text)
 
 
-def _stories(setup: Setup) -> Corpus:
-    """As many characters as there may be tokens: a token is at least one."""
+@lru_cache(maxsize=2)
+def _stories(characters: int) -> Corpus:
+    """The first characters of both parts."""
     found, tokenizer = data.load("tinystories_sample"), data.stories260k_tokenizer()
-    both = (tokenizer.encode(text[: setup.tokens]) for text in (found.train, found.valid))
+    both = (tokenizer.encode(text[:characters]) for text in (found.train, found.valid))
     return Corpus(*both, "tinystories_sample")
 
 
@@ -174,7 +175,7 @@ class Setup:
     warmup: int = 1
     decay: float = 0.01
     adafactor: bool = False
-    tokens: int = 64_000
+    tokens: int = 40_000
     held_out: int = 64
     looks: tuple[tuple[int, int], ...] = ((2, 2), (5, 3), (10, 5), (10**9, 7))
     window: int = 10
@@ -207,14 +208,14 @@ class Setup:
         """Words, and what the objective needs beside them: a mask, or sentinels."""
         return self.words + {"next": 0, "masked": 1, "ul2": self.context // 15 + 2}[self.objective]
 
-    def model(self) -> nn.Module:
+    def model(self, seed: int = 0) -> nn.Module:
         """The small model before training; stories260k has its weights."""
         if self.text == STORIES:
             return stories260k_from(data.weights("stories260k"), data.stories260k_config())
         sizes = (self.vocabulary, self.context, self.dim, self.layers, self.heads)
         if self.objective == "masked":
-            return bert(*sizes, hidden=self.hidden, norm_first=self.norm_first, seed=0)
-        return gpt(*sizes, hidden=self.hidden, seed=0)
+            return bert(*sizes, hidden=self.hidden, norm_first=self.norm_first, seed=seed)
+        return gpt(*sizes, hidden=self.hidden, seed=seed)
 
     def optimizer(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
         """Before its first step."""
