@@ -1,10 +1,9 @@
-"""Figures 5.2 to 5.4, Tables 5.1, 5.2 and C.1: what the loss right after growing says, and what that after a short training says."""
+"""Figures 5.2 to 5.4, Tables 5.1, 5.2, C.1: what the loss says right after growing, and what after a short training."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-
 from typing import Any
 
 import numpy as np
@@ -42,9 +41,9 @@ from theodolite.results import Row
 
 printed = rows(kind="printed")
 NOT_TOLD = (
-    "Text, vocabulary and size are ours below the size of the paper: characters of tiny Shakespeare or the 2000 most frequent words "
-    "of WikiText-2, a generated text where these are not there and at the tiny size. Masks and objectives are drawn once for each "
-    "row. At the size of the paper words stand for word pieces, and the text has to be brought."
+    "Text, vocabulary and size are ours below the size of the paper: characters of tiny Shakespeare or the 2000 most frequent "
+    "words of WikiText-2, a generated text where these are not there and at the tiny size. Masks and objectives are drawn once for "
+    "each row. At the size of the paper words stand for word pieces, and the text has to be brought."
 )
 
 
@@ -246,7 +245,9 @@ class Figure53(Figure):
                     0.7, of("bert", agreement_at("last")), reported=0.8
                 ),
                 "recall@1 stays 1 from here on (share of the window)": at_most(0.5, of("bert", found_late), reported=0.25),
-                "relative regret of choosing right after growing": within(0.3, None, of("bert", regret_at("first")), reported=0.8),
+                "relative regret of choosing right after growing": within(
+                    0.3, None, of("bert", regret_at("first")), reported=0.8
+                ),
                 "relative regret of choosing after the lag": at_most(0.1, of("bert", regret_at("lag")), reported=0.0),
             },
             read_from="plot",
@@ -302,7 +303,11 @@ def strategy(setup: str, name: str, column: str) -> Value:
     """A number of our table; "LAG" is LAG@q. Relative regrets only where the spread is three times the noise."""
 
     def read(found: GrownSetup) -> float | None:
-        row = next(row for row in found.strategies() if row["strategy"].startswith(name) and (name != "LAG" or row["strategy"] != AT_START))
+        row = next(
+            row
+            for row in found.strategies()
+            if row["strategy"].startswith(name) and (name != "LAG" or row["strategy"] != AT_START)
+        )
         if column == "relative" and not found.study().ranks_mean_something:
             return None
         return float(row[column])
@@ -342,8 +347,12 @@ def ours(setup: str) -> tuple[Any, ...]:
             {
                 "relative regret of LAG@q": at_most(0.15, strategy(setup, "LAG", "relative"), says="at most 0.09"),
                 "relative regret of LAG@0": at_least(0.5, strategy(setup, AT_START, "relative"), says="0.80 and 0.92"),
-                "relative regret of the last block on top": at_least(0.4, strategy(setup, LAST, "relative"), says="0.55 and 0.66"),
-                "LAG@0 is a random block on top (distance of the final losses)": within(0.0, 0.0, of(setup, same_as_top), says="equal"),
+                "relative regret of the last block on top": at_least(
+                    0.4, strategy(setup, LAST, "relative"), says="0.55 and 0.66"
+                ),
+                "LAG@0 is a random block on top (distance of the final losses)": within(
+                    0.0, 0.0, of(setup, same_as_top), says="equal"
+                ),
                 "regret of LAG@0 minus that of LAG@q (H4)": at_least(0.0, of(setup, gain_of_lag), says="positive"),
             },
             since="paper",
@@ -352,7 +361,9 @@ def ours(setup: str) -> tuple[Any, ...]:
             "final loss of the best operator": measured(strategy(setup, ORACLE, "loss")),
             "regret of LAG@0": measured(strategy(setup, AT_START, "regret")),
             "regret of LAG@q": measured(strategy(setup, "LAG", "regret")),
-            "the small model trained on, at equal FLOPs: its loss above that of the best operator": measured(of(setup, small_gap)),
+            "the small model trained on, at equal FLOPs: its loss above that of the best operator": measured(
+                of(setup, small_gap)
+            ),
         },
     )
 
@@ -368,7 +379,14 @@ def table_panels(table: str, setup: str, found_rows: list[Row]) -> Any:
     theirs = printed(table=table).of(found_rows)
     return draw_panels(
         *(
-            Panel("bars", part, "strategy", "regret", xlabel="regret", title=title)
+            Panel(
+                "bars",
+                [{**row, "shown": 1000 * row["regret"]} for row in part],
+                "strategy",
+                "shown",
+                xlabel="regret × 1000",
+                title=title,
+            )
             for part, title in ((theirs, "printed"), (mine, "measured here"))
         ),
         size=(4.4, 2.6),
@@ -420,7 +438,11 @@ def task(name: str, column: str) -> Value:
 
     def measure(found: list[Row]) -> float:
         table = GrownSetup(found)
-        row = next(row for row in table.strategies() if row["strategy"].startswith(name) and (name != "LAG" or row["strategy"] != AT_START))
+        row = next(
+            row
+            for row in table.strategies()
+            if row["strategy"].startswith(name) and (name != "LAG" or row["strategy"] != AT_START)
+        )
         return float(np.mean([end[column] for end in table.rows if end["kind"] == "end" and end["operator"] == row["operator"]]))
 
     return runs(setup="ul2", state="copy").measure(measure)
@@ -450,14 +472,12 @@ class TableC1(Figure):
         },
     ]
     departs = (
-        f"{NOT_TOLD} The source's tasks cannot be asked of models of our size: TyDi QA and Trivia QA need answers in words, Trivia QA "
-        "knowledge of the world as well. What is measured beside them are stand-ins, so nothing is claimed of them."
+        f"{NOT_TOLD} The source's tasks cannot be asked of models of our size: TyDi QA and Trivia QA need answers in words, "
+        "and Trivia QA knowledge of the world. What is measured beside them are stand-ins, so nothing is claimed of them."
     )
 
     def draw(self, rows: list[Row]) -> Any:
-        theirs = [
-            {"strategy": row["strategy"], "task": name, "percent": row[name]} for row in printed.of(rows) for name in TASKS
-        ]
+        theirs = [{"strategy": row["strategy"], "task": name, "percent": row[name]} for row in printed.of(rows) for name in TASKS]
         names = [ORACLE, "LAG", AT_START, LAST, TOP]
         mine = [
             {"strategy": name if name != "LAG" else "LAG@q", "percent": task(name, column)(rows), "task": what}
@@ -499,7 +519,9 @@ def _hypotheses(setup: str) -> dict[str, Claim]:
     """H1 to H4 as measured on a setup for which the source claims nothing."""
     return {
         f"{setup}: rank correlation of initial and final loss": measured(one_of(setup, correlation("spearman"))),
-        f"{setup}: rank correlation of the loss after the lag and the final one": measured(one_of(setup, correlation("spearman", "lag"))),
+        f"{setup}: rank correlation of the loss after the lag and the final one": measured(
+            one_of(setup, correlation("spearman", "lag"))
+        ),
         f"{setup}: the ranks settle (step)": measured(one_of(setup, where_ranked(transition_of))),
         f"{setup}: regret of LAG@0 minus that of LAG@q": measured(one_of(setup, gain_of_lag)),
         f"{setup}: the spread of the final losses, over their noise": measured(one_of(setup, spread_over_noise)),
@@ -522,7 +544,9 @@ class Hypotheses(Figure):
                 f"{name} {what}": rule
                 for setup, name in (("bert", "BERT:"), ("ul2", "UL2:"))
                 for what, rule in {
-                    "H1, rank correlation of initial and final loss": at_most(0.3, of(setup, correlation("spearman")), says="low"),
+                    "H1, rank correlation of initial and final loss": at_most(
+                        0.3, of(setup, correlation("spearman")), says="low"
+                    ),
                     "H2, rank correlation after the lag and at the end": at_least(
                         0.7, of(setup, correlation("spearman", "lag")), says="high"
                     ),
@@ -550,13 +574,12 @@ class Hypotheses(Figure):
 
     def draw(self, rows: list[Row]) -> Any:
         found = {name: GrownSetup(part) for name, part in split(runs(state="copy").found(rows), "setup").items()}
-        panels = [
-            curves(
-                [{**row, "new layers": row["operator"].rpartition("/")[2]} for row in one.study("random", "copy", "identity").rows()],
-                "step", "loss", by="new layers", band="range", title=name, xlabel="steps after growing", ylabel="validation loss",
-            )
-            for name, one in found.items()
-        ]  # fmt: skip
+        look: dict[str, Any] = {"by": "new layers", "band": "range", "xlabel": "steps after growing", "ylabel": "validation loss"}
+        panels = []
+        for name, one in found.items():
+            losses = one.study("random", "copy", "identity").rows()
+            table = [{**row, "new layers": row["operator"].rpartition("/")[2]} for row in losses]
+            panels.append(curves(table, "step", "loss", title=name, **look))
         return draw_panels(*panels, columns=2, size=(4.0, 3.0))
 
 
@@ -602,9 +625,13 @@ class LeftOpen(Figure):
             "pre-norm: the identity operator's initial loss is that of the small model (BERT)": at_most(
                 1e-5, of("bert, pre-norm", identity_gap)
             ),
-            "pre-norm: the identity operator's initial loss is that of the small model (GPT)": at_most(1e-5, of("gpt", identity_gap)),
+            "pre-norm: the identity operator's initial loss is that of the small model (GPT)": at_most(
+                1e-5, of("gpt", identity_gap)
+            ),
             "post-norm: a block that adds nothing changes the loss (BERT)": at_least(1e-5, of("bert", identity_gap)),
-            "post-norm: the least initial loss above the small model's (BERT)": measured(of("bert", rise), **karp(0.002, "Figure 5.2")),
+            "post-norm: the least initial loss above the small model's (BERT)": measured(
+                of("bert", rise), **karp(0.002, "Figure 5.2")
+            ),
             "pre-norm: the least initial loss above the small model's (BERT)": measured(of("bert, pre-norm", rise)),
             "identity: its final loss above that of the source's best operator (GPT)": measured(of("gpt", identity_behind)),
             "identity: its final loss above that of the source's best operator (BERT)": measured(of("bert", identity_behind)),
@@ -627,7 +654,7 @@ class LeftOpen(Figure):
     def draw(self, rows: list[Row]) -> Any:
         panels = []
         for setup, part in split(runs.found(rows), "setup").items():
-            table = [
+            table: list[Row] = [
                 {"operator": f"{name}, {state}" if state != "copy" else name, "loss": float(np.mean(one.loss(name)))}
                 for state, group in split(part, "state").items()
                 for one in [GrownSetup(group)]

@@ -83,29 +83,29 @@ class Figure51(Figure):
         ),
         "operators from 6 layers to 9, all of them": equal(16, counts.max("whole")),
         **{
-            f"operators of stage {stage} of BERT-Large": equal(wanted, counts.max(f"stage_{stage}"), **karp(wanted, "Appendix C.1.3"))
+            f"operators of stage {stage} of BERT-Large": equal(
+                wanted, counts.max(f"stage_{stage}"), **karp(wanted, "Appendix C.1.3")
+            )
             for stage, wanted in ((2, 3), (3, 15), (4, 27), (5, 21), (6, 27))
         },
     }
 
     def draw(self, rows: list[Row]) -> Any:
         groups = split(layers.of(rows), "block", "init")
-        table = [[row["source"] if not row["new"] else row["source"] + 10 for row in group] for group in groups.values()]
         names = [f"{init}, {'one by one' if block == 1 else 'as a block'}" for block, init in groups]
 
         def words(ax: Any) -> None:
             """Numbers of the layers, new ones in brackets."""
+            ax.images[0].colorbar.remove()
             for line, group in enumerate(groups.values()):
                 for place, row in enumerate(group):
                     text = "R" if row["source"] == 0 else str(row["source"])
                     ax.text(place, line, f"[{text}]" if row["new"] else text, ha="center", va="center", fontsize=11)
 
-        shade = [[1.0 if value >= 10 else 0.2 for value in line] for line in table]
+        shade = [[1.5 if row["new"] else 2.0 for row in group] for group in groups.values()]
         places = [str(row["place"]) for row in next(iter(groups.values()))]
-        panel = matrix(
-            shade, row_names=names, column_names=places, annotate=False, limits=(0.0, 2.0), xlabel="layer of the grown model", ylabel=""
-        )
-        return draw_panels(panel.then(words), size=(6.4, 2.6))
+        look: dict[str, Any] = {"annotate": False, "limits": (0.0, 2.0), "xlabel": "layer of the grown model", "ylabel": ""}
+        return draw_panels(matrix(shade, row_names=names, column_names=places, **look).then(words), size=(6.4, 2.6))
 
 
 # S-DIAG: synthetic curves with known answers
@@ -157,7 +157,10 @@ def tables(job: Mapping[str, Any]) -> Iterator[Row]:
             **{"zero": int(((share == 0) != (chosen == finite.min())).sum()) if distinct else 0},
             **{"one": int(((share == 1) != (chosen >= finite.max())).sum()) if distinct else 0},
             **{"falls": float(np.maximum(-np.diff(recalls, axis=0), 0.0).max()), "all": float(recalls[-1].min())},
-            **{"asymmetry": float(np.nan_to_num(np.abs(heat - heat.T)).max()), "diagonal": float(np.abs(np.diag(heat) - 1).max())},
+            **{
+                "asymmetry": float(np.nan_to_num(np.abs(heat - heat.T)).max()),
+                "diagonal": float(np.abs(np.diag(heat) - 1).max()),
+            },
         }
 
 
@@ -213,7 +216,12 @@ class Synthetic(InParts):
 
     parts = {"curves": synthetic, "tables": tables, "preserved": preserved}
     sizes = sizes(
-        {"tables": (100, 2000, 2000), "cases": (4, 40, 40)}, taus=(20.0, 50.0), factors=(2.0, 5.0), noises=(0.0, 2e-4, 2e-3), layers=4, added=2
+        {"tables": (100, 2000, 2000), "cases": (4, 40, 40)},
+        taus=(20.0, 50.0),
+        factors=(2.0, 5.0),
+        noises=(0.0, 2e-4, 2e-3),
+        layers=4,
+        added=2,
     )
 
     def jobs(self, p: Any) -> Iterator[dict[str, Any]]:
@@ -292,7 +300,9 @@ class Identities(Figure):
         "I4: pre-norm, zeroed random blocks change no logit (largest change, all starts and blocks)": at_most(
             1e-5, change(norm="pre-norm", new="zeroed").max("change")
         ),
-        "I4: pre-norm, copies do (least of the largest changes)": at_least(1e-2, change(norm="pre-norm", new="copy").min("change")),
+        "I4: pre-norm, copies do (least of the largest changes)": at_least(
+            1e-2, change(norm="pre-norm", new="copy").min("change")
+        ),
         "I4: post-norm, zeroed random blocks change logits (least of the largest changes)": at_least(
             1e-4, change(norm="post-norm", new="zeroed").min("change")
         ),
@@ -304,8 +314,8 @@ class Identities(Figure):
     def draw(self, rows: list[Row]) -> Any:
         panels = [
             Panel(
-                "bars", [{**row, "change": max(row["change"], 1e-8)} for row in group], "operator", "change", log=True, title=norm,
-                xlabel="largest change of a logit",
+                "bars", [{**row, "change": max(row["change"], 1e-8)} for row in group], "operator", "change", log=True,
+                title=norm, xlabel="largest change of a logit, at least 1e-8",
             )
             for norm, group in split(change.of(rows), "norm").items()
         ]  # fmt: skip

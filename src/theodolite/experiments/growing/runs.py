@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import nn
 
 from theodolite.data import MissingDataError
 from theodolite.experiments.growing.small_models import (
@@ -23,9 +23,9 @@ from theodolite.experiments.growing.small_models import (
     pretraining_of,
     token_loss,
 )
-from theodolite.experiments.query import Measured, Query, Value, rows
+from theodolite.experiments.query import Measured, Value, rows
 from theodolite.experiments.study import Computation, Study, sizes
-from theodolite.measures.growth import GrowthOperator, GrowthStudy, growth_operator, growth_operators
+from theodolite.measures.growth import GrowthOperator, GrowthStudy, growth_operator
 from theodolite.measures.growth.diagnostics import paired_error, pearson, relative_regret_of, spearman, trial_steps
 from theodolite.measures.growth.runs import Arm, Runs, step_flops
 from theodolite.measures.growth.search import prepared
@@ -53,27 +53,22 @@ _STORIES = Setup(
 
 #: Character GPTs of width 64; grown ones take 500 steps.
 WIDE: dict[str, Any] = {
-    "text": "tinyshakespeare", "words": 65, "context": 64, "dim": 64, "hidden": 256, "pretraining": 2000, "steps": 500, "batch": 16,
-    "tokens": 400_000, "held_out": 128, "warmup": 100, "looks": ((20, 2), (100, 10), (10**9, 50)), "window": 100, "lag": 100,
+    "text": "tinyshakespeare", "words": 65, "context": 64, "dim": 64, "hidden": 256, "pretraining": 2000, "steps": 500,
+    "batch": 16, "tokens": 400_000, "held_out": 128, "warmup": 100, "looks": ((20, 2), (100, 10), (10**9, 50)), "window": 100, "lag": 100,
     "early": 20, "operators": ALL_OF_FOUR,
 }  # fmt: skip
 #: BERT-Base and a decoder of 1.1 billion parameters, 12 layers to 16, as the source has them.
 BASE: dict[str, Any] = {
-    "text": "books-and-wikipedia", "words": 30_522, "context": 512, "dim": 768, "hidden": 3072, "heads": 12, "layers": 12, "grown": 16,
-    "pretraining": 500_000, "steps": 100_000, "batch": 256, "rate": 1e-4, "warmup": 10_000, "held_out": 8192,
-    "looks": ((205, 1), (5000, 100), (10**9, 1000)), "window": 200, "lag": 200, "early": 5000, "smooth": 11, "operators": SOURCE_POOL,
+    "text": "books-and-wikipedia", "words": 30_522, "context": 512, "dim": 768, "hidden": 3072, "heads": 12, "layers": 12,
+    "grown": 16, "pretraining": 500_000, "steps": 100_000, "batch": 256, "rate": 1e-4, "warmup": 10_000, "held_out": 8192,
+    "looks": ((205, 1), (5000, 100), (10**9, 1000)), "window": 200, "lag": 200, "early": 5000, "smooth": 11,
+    "operators": SOURCE_POOL,
 }  # fmt: skip
 _BILLION: dict[str, Any] = {
     **BASE, "text": "c4-wikipedia-github-arxiv", "words": 32_000, "context": 1280, "dim": 2048, "hidden": 5120, "heads": 32,
     "pretraining": 300_000, "rate": 0.01, "final_rate": 0.001, "looks": ((2000, 100), (10**9, 1000)), "window": 2000, "lag": 2000,
     "smooth": 1,
 }  # fmt: skip
-
-
-def _variants(bert: Setup, gpt: Setup, few: Sequence[str]) -> list[tuple[Setup, str]]:
-    """What the source leaves open: the normalisation, and the optimizer state of new layers."""
-    other = bert.but(name="bert, pre-norm", norm_first=True, operators=few)
-    return [(other, "copy"), *((gpt.but(operators=few), state) for state in ("zero_new", "reset"))]
 
 
 _LAPTOP = [
@@ -165,12 +160,19 @@ def run_of(setup: Setup, job: Mapping[str, Any], small: Row) -> Iterator[Row]:
         looks = [0, round(setup.steps * large / flops)]
         facts = {name: getattr(setup, name) for name in ("layers", "grown", "steps", "window", "lag", "early", "smooth")}
         shares = [float(weight) for weight in recipe.validation.weighting.weights]
-        yield {"kind": "setup", **shared, **facts, "origin": sample.origin, "flops": large, "small_flops": flops, "shares": shares}
+        yield {
+            "kind": "setup",
+            **shared,
+            **facts,
+            "origin": sample.origin,
+            "flops": large,
+            "small_flops": flops,
+            "shares": shares,
+        }
     found = runs({"arm": 0, "seed": seed, "looks": looks, "rests": True})
-    shares = np.array(recipe.validation.weighting.weights)
-    shares = shares / shares.sum()
+    weights = np.array(recipe.validation.weighting.weights)
     for row in found:
-        yield {"kind": "loss", **shared, "step": row["step"], "loss": float(np.array(row["parts"]) @ shares)}
+        yield {"kind": "loss", **shared, "step": row["step"], "loss": float(np.array(row["parts"]) @ weights / weights.sum())}
     end: Row = {"kind": "end", **shared, "parts": [float(part) for part in found[-1]["parts"]], "stream": found[-1]["stream"]}
     if setup.objective == "ul2":
         end |= one_shot(setup, runs.held[0, seed].model)
@@ -233,7 +235,7 @@ def printed_rows(table: str) -> Iterator[Row]:
             yield {"kind": "printed", "table": table, "strategy": strategy, **dict(zip(TASKS, tasks, strict=True))}
         return
     losses = PRINTED_LOSSES[table]
-    least, (first, lost, share) = losses[ORACLE][0], losses[AT_START]
+    least, (first, _, share) = losses[ORACLE][0], losses[AT_START]
     largest = least + (first - least) / share
     for strategy, (loss, regret, relative) in losses.items():
         yield {

@@ -30,7 +30,7 @@ GENERATED, STORIES = "generated", "stories"
 #: Symbols of the generated text: letters, then brackets, opening ones first.
 LETTERS, BRACKETS = 24, 4
 SYMBOLS = LETTERS + 2 * BRACKETS
-#: Nesting at most; how often brackets open or close and earlier text is copied; how often the last letter decides, not the one before.
+#: Nesting at most; how often brackets open or close and earlier text is copied; how often the last letter decides on the next.
 DEPTH, OPENS, CLOSES, COPIES, NEAR = 6, 0.06, 0.08, 0.02, 0.7
 #: Share of tokens that a masked model predicts; of these, the shares that are masked, and masked or replaced.
 MASKED, HIDDEN, CHANGED = 0.15, 0.8, 0.9
@@ -43,9 +43,8 @@ MASKED, HIDDEN, CHANGED = 0.15, 0.8, 0.9
 def generated_text(tokens: int, *, seed: int = 0, draw: int = 0) -> Tensor:
     """Tokens (N,) of an order-2 Markov chain of 24 letters with four kinds of nested brackets and copied stretches.
 
-    One of the last two letters decides on the next, each by two likely successors of its own. Brackets close what was opened last,
-    at most six deep; stretches of 6 to 12 tokens come again within 48. `seed` is the language (who follows whom), `draw` the text
-    written in it.
+    One of the last two letters decides on the next, by two likely successors of its own. Brackets close what was opened last, at
+    most six deep; stretches of 6 to 12 tokens come again within 48. `seed` is the language (who follows whom), `draw` the text.
 
     >>> text = generated_text(2000)
     >>> text.shape, int(text.min()) >= 0, int(text.max()) < SYMBOLS
@@ -99,7 +98,7 @@ def _generated(setup: Setup) -> Corpus:
 
 def _known(setup: Setup) -> Corpus:
     """A data set in characters where its alphabet is small, in words where it is not."""
-    found = data.load(setup.text)  # type: ignore[call-overload]
+    found = data.load(setup.text)
     vocabulary = found.vocabulary(setup.words)
     if len(alphabet := found.alphabet()) <= setup.words:
         return Corpus(found.characters("train"), encode("".join((found.valid, found.test)), alphabet), setup.text)
@@ -110,8 +109,8 @@ def _known(setup: Setup) -> Corpus:
 def _stories(characters: int) -> Corpus:
     """The first characters of both parts."""
     found, tokenizer = data.load("tinystories_sample"), data.stories260k_tokenizer()
-    both = (tokenizer.encode(text[:characters]) for text in (found.train, found.valid))
-    return Corpus(*both, "tinystories_sample")
+    mine, other = (tokenizer.encode(text[:characters]) for text in (found.train, found.valid))
+    return Corpus(mine, other, "tinystories_sample")
 
 
 def _own(setup: Setup) -> Corpus:
@@ -122,8 +121,8 @@ def _own(setup: Setup) -> Corpus:
             tokens = encode(text, ("<unk>", *most_frequent(text, setup.words - 1)))
             return Corpus(tokens[: -len(tokens) // 100], tokens[-len(tokens) // 100 :], setup.text)
     raise MissingDataError(
-        f"{setup.text}.txt is not there. The source's text is not distributed: put one UTF-8 file of that name into the folder that "
-        f"${VARIABLE} names."
+        f"{setup.text}.txt is not there. The source's text is not distributed: put one UTF-8 file of that name into the folder "
+        f"that ${VARIABLE} names."
     )
 
 
@@ -150,9 +149,9 @@ class Setup:
     """A model of `layers` layers that is trained for `pretraining` steps, grown to `grown`, and trained for `steps` more.
 
     `objective` is "next" (all next tokens), "masked" (BERT) or "ul2". The learning rate warms up to `rate` and is constant, or
-    falls by a cosine to `final_rate` at the very end; from growing on it is `grown_rate` where that is given. Losses are looked at
-    by `looks`: pairs (up to this step, every so many). The early window ends at step `window`, trials last `lag` steps, `early`
-    is a twentieth of the steps or so, and curves are smoothed over `smooth` looks.
+    falls by a cosine to `final_rate` at the very end; from growing on it is `grown_rate` where that is given. `looks` says when
+    losses are looked at, in pairs (up to this step, every so many). The early window ends at step `window`, trials last `lag`
+    steps, `early` is a twentieth of the steps or so, and curves are smoothed over `smooth` looks.
     """
 
     name: str
@@ -187,7 +186,7 @@ class Setup:
     @classmethod
     def of(cls, plain: Mapping[str, Any]) -> Setup:
         """From the dictionary of a job."""
-        values = {name: tuple(value) if isinstance(value, list) else value for name, value in plain.items()}
+        values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in plain.items()}
         return cls(**{**values, "looks": tuple((until, every) for until, every in values["looks"])})
 
     def but(self, **changes: Any) -> Setup:
@@ -293,7 +292,9 @@ class Pretraining(Study):
             )
         weights = {f"model.{name}": value.clone() for name, value in model.state_dict().items()}
         state = optimizer.state_dict()["state"]
-        return weights | {f"state.{i}.{name}": torch.as_tensor(v).clone() for i, held in state.items() for name, v in held.items()}
+        return weights | {
+            f"state.{i}.{name}": torch.as_tensor(v).clone() for i, held in state.items() for name, v in held.items()
+        }
 
 
 def pretraining_of(setup: Setup) -> Computation:

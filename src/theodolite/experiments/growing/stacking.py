@@ -13,7 +13,7 @@ from theodolite.experiments.growing import karp
 from theodolite.experiments.growing.figures import NOT_TOLD
 from theodolite.experiments.growing.runs import BASE, WIDE
 from theodolite.experiments.growing.small_models import Setup, token_loss
-from theodolite.experiments.lab.panels import Panel, curves, draw_panels
+from theodolite.experiments.lab.panels import curves, draw_panels
 from theodolite.experiments.query import Measured, Value, rows
 from theodolite.experiments.study import Study, sizes
 from theodolite.measures.growth import Stage, adaptive_stacking, bert_large_stages
@@ -28,7 +28,8 @@ def _plain(stages: list[Stage]) -> list[dict[str, Any]]:
 
 
 def _stage(plain: Mapping[str, Any]) -> Stage:
-    return Stage(**{name: tuple(value) if isinstance(value, list) else value for name, value in plain.items()})
+    fields: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in plain.items()}
+    return Stage(**fields)
 
 
 class Stacked(Study):
@@ -148,9 +149,5 @@ class TableC2(Figure):
     def draw(self, rows: list[Row]) -> Any:
         found = ends.of(rows)
         shared = [{**row, "way": LAST} for row in found if row["step"] == min(other["step"] for other in found)]
-        lasts = [{"way": way, "loss": final(way)(rows).value} for way in (ADAPTIVE, LAST)]
-        return draw_panels(
-            curves([*found, *shared], "step", "loss", by="way", band="range", ylabel="validation loss"),
-            Panel("bars", lasts, "way", "loss", xlabel="final validation loss"),
-            size=(4.2, 3.0),
-        )
+        panel = curves([*found, *shared], "step", "loss", by="way", band="range", ylabel="validation loss")
+        return draw_panels(panel, size=(4.6, 3.4))
