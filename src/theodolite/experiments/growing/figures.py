@@ -42,8 +42,8 @@ from theodolite.results import Row
 printed = rows(kind="printed")
 NOT_TOLD = (
     "Text, vocabulary and size are ours below the size of the paper: characters of tiny Shakespeare or the 2000 most frequent "
-    "words of WikiText-2, a generated text where these are not there and at the tiny size. Masks and objectives are drawn once for "
-    "each row. At the size of the paper words stand for word pieces, and the text has to be brought."
+    "words of WikiText-2, a generated text where these are not there and at the tiny size. Masks and objectives are drawn once "
+    "for each row. At the size of the paper words stand for word pieces, and the text has to be brought."
 )
 
 

@@ -54,15 +54,15 @@ _STORIES = Setup(
 #: Character GPTs of width 64; grown ones take 500 steps.
 WIDE: dict[str, Any] = {
     "text": "tinyshakespeare", "words": 65, "context": 64, "dim": 64, "hidden": 256, "pretraining": 2000, "steps": 500,
-    "batch": 16, "tokens": 400_000, "held_out": 128, "warmup": 100, "looks": ((20, 2), (100, 10), (10**9, 50)), "window": 100, "lag": 100,
-    "early": 20, "operators": ALL_OF_FOUR,
+    "batch": 16, "tokens": 400_000, "held_out": 128, "warmup": 100, "looks": ((20, 2), (100, 10), (10**9, 50)), "window": 100,
+    "lag": 100, "early": 20, "operators": ALL_OF_FOUR,
 }  # fmt: skip
 #: BERT-Base and a decoder of 1.1 billion parameters, 12 layers to 16, as the source has them.
 BASE: dict[str, Any] = {
     "text": "books-and-wikipedia", "words": 30_522, "context": 512, "dim": 768, "hidden": 3072, "heads": 12, "layers": 12,
     "grown": 16, "pretraining": 500_000, "steps": 100_000, "batch": 256, "rate": 1e-4, "warmup": 10_000, "held_out": 8192,
     "looks": ((205, 1), (5000, 100), (10**9, 1000)), "window": 200, "lag": 200, "early": 5000, "smooth": 11,
-    "operators": SOURCE_POOL,
+    "operators": (*SOURCE_POOL, "identity"),
 }  # fmt: skip
 _BILLION: dict[str, Any] = {
     **BASE, "text": "c4-wikipedia-github-arxiv", "words": 32_000, "context": 1280, "dim": 2048, "hidden": 5120, "heads": 32,
