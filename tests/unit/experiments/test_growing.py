@@ -71,7 +71,7 @@ def test_brackets_of_the_generated_text_are_nested():
 
 
 def test_the_two_letters_before_say_much_of_the_next():
-    letters = [symbol for symbol in generated_text(40_000).tolist() if symbol < LETTERS]
+    letters = [symbol for symbol in generated_text(10_000).tolist() if symbol < LETTERS]
     table = np.zeros((LETTERS, LETTERS))
     np.add.at(table, (letters[:-1], letters[1:]), 1)
     best = np.sort(table, axis=1)[:, -2:].sum() / table.sum()
@@ -234,7 +234,7 @@ def test_gates_of_planted_runs():
     assert rise(found) == 0.0
     assert small_gap(found) == pytest.approx(0.2, abs=1e-3)
     worse = planted({**CURVES, "0/2/copy": (0.9, 0.88, 0.80), "0,1,1,2,3,3/identity": (1.2, 0.95, 0.90)})
-    assert least_first(worse) == pytest.approx(0.1)
+    assert least_first(worse) == pytest.approx(0.11)
     assert identity_gap(worse) == pytest.approx(0.2)
 
 
