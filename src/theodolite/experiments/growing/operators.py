@@ -216,7 +216,7 @@ class Synthetic(InParts):
 
     parts = {"curves": synthetic, "tables": tables, "preserved": preserved}
     sizes = sizes(
-        {"tables": (100, 2000, 2000), "cases": (4, 40, 40)},
+        {"tables": (100, 2000, 2000), "cases": (2, 40, 40)},
         taus=(20.0, 50.0),
         factors=(2.0, 5.0),
         noises=(0.0, 2e-4, 2e-3),

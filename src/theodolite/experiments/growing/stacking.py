@@ -41,7 +41,7 @@ class Stacked(Study):
     sizes = sizes(
         tiny={
             "setup": Setup("gpt", rate=5e-3, dim=16, hidden=64, tokens=16_000),
-            "stages": _plain([Stage(1, 60), Stage(2, 20), Stage(3, 20)]),
+            "stages": _plain([Stage(1, 40), Stage(2, 12), Stage(3, 12)]),
             "lag": 4,
             "seeds": 1,
         },
