@@ -658,7 +658,7 @@ class LeftOpen(Figure):
                 {"operator": f"{name}, {state}" if state != "copy" else name, "loss": float(np.mean(one.loss(name)))}
                 for state, group in split(part, "state").items()
                 for one in [GrownSetup(group)]
-                for name in [SMALL, *one.names]
+                for name in ([SMALL] if state == "copy" else []) + one.names
             ]
             least = min(row["loss"] for row in table)
             behind = [{**row, "behind": row["loss"] - least} for row in table]
