@@ -71,7 +71,7 @@ class Depth(Instrument):
         if not result.idle or len(result.left_out) < 2:
             return []
         text = f"Without {the_layers(result.idle)} the loss does not rise by twice its error: left out one at a time."
-        advice = "They can be left out where speed counts: one at a time, with a look at the loss after each. Before growing, train longer."
+        advice = "Where speed counts, leave one out and look at the loss; where there are many, a deeper model may not pay yet."
         return [
             self.found(Severity.NOTE, text, "idle layers", "layers that do nothing measurable", len(result.idle), advice=advice)
         ]
