@@ -119,9 +119,8 @@ def growth_verdict(found: GrowthChoice | Grown) -> str:
         change = found.preservation
         loss = ""
         if change is not None and change.loss_after is not None and change.loss_before is not None:
-            loss = (
-                f"; its loss is {number(change.loss_after)} before any step, that of the small model {number(change.loss_before)}"
-            )
+            before, after = number(change.loss_before), number(change.loss_after)
+            loss = f"; its loss is {after} before any step, that of the small model {before}"
         return (
             f"{len(found.source) - added} layers have become {len(found.source)} by {found.operator}: {found.parameters:,} "
             f"parameters in the place of {found.parameters_before:,}{loss}."
@@ -204,7 +203,8 @@ def write_growth(
     """Write a choice of operator, or a model that was grown, as a self-contained page; its place and its findings."""
     findings = growth_findings(found)
     pictures = _picture(found) if isinstance(found, GrowthChoice) else []
-    answer = Answer(sentences=[growth_verdict(found)], tone=findings[0].severity.value, pictures=pictures)
+    paid = [finding.sentence for finding in findings if finding.instrument == "baselines"]
+    answer = Answer(sentences=[growth_verdict(found), *paid], tone=findings[0].severity.value, pictures=pictures)
     if isinstance(found, Grown):
         sections = [_layers_section([dict(row) for row in found.rows()], found.operator, found.notes)]
     else:
@@ -245,9 +245,9 @@ def _choice_section(found: GrowthChoice) -> Section:
         sentence=f"{plural(len(rows), 'operator')}, new layers in brackets.{order}",
         rows=rows,
         how=(
-            "Each candidate starts from the same weights and optimizer state, sees the same batches in the same order and is judged "
-            "on the same validation text, in eval mode; the error is that of its difference to the best. R is a random layer, I1 an "
-            "identity made from layer 1, S1 a scaled copy."
+            "Each candidate starts from the same weights and optimizer state, sees the same batches in the same order and is "
+            "judged on the same validation text, in eval mode; the error is that of its difference to the best. R is a random "
+            "layer, I1 an identity made from layer 1, S1 a scaled copy."
         ),
         cost=f"{found.cost.seconds:.3g} s",
     )
@@ -270,8 +270,9 @@ def _trial_section(found: GrowthChoice) -> Section:
         sentence=said + settled,
         rows=rows,
         how=(
-            "The loss right after growing says little about that after training. A trial whose length is auto ends when ranks agree "
-            "with those at half its steps (Spearman 0.8, twice), the lead is above its error and nobody gains fast enough to pass."
+            "The loss right after growing says little about that after training. A trial whose length is auto ends when ranks "
+            "agree with those at half its steps (Spearman 0.8, twice), the lead is above its error and nobody gains fast enough "
+            "to pass."
         ),
         cost=f"{plural(found.trial_steps, 'step')} of all candidates, {grouped(found.trial_flops)} FLOPs",
     )

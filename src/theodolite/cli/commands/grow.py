@@ -79,8 +79,8 @@ def grow(
     trial = len(operators) > 1 or (length != "auto" and length > 0)
     if trial and data is None:
         raise ValueError(
-            f"--data and --validation are needed: {len(operators)} strategies are told apart by a trial. One strategy, as "
-            "--strategies last, needs none."
+            "--data and --validation are needed: a trial takes steps on text and tells strategies apart on other text. One "
+            "strategy without steps, as --strategies last --lag 0, needs none."
         )
     given: dict[str, Any] = {"optimizer": optimizer, "lr": lr, "state_file": optimizer_state}
     moving = _optimizer(loaded, needed=trial, **given)
@@ -90,18 +90,8 @@ def grow(
         read = {"batches": count, "batch_size": batch_size, "samples": samples, "context": context, "seed": seed}
         streams = _streams(loaded, data, validation, read)
     if dry_run:
-        _price(
-            loaded,
-            operators,
-            layers,
-            moving,
-            streams if trial else None,
-            length,
-            steps,
-            baseline=baseline,
-            as_json=as_json,
-            seed=seed,
-        )
+        priced = {"lag": length, "steps": steps, "baseline": baseline, "as_json": as_json, "seed": seed}
+        _price(loaded, operators, layers, moving, streams if trial else None, **priced)
         raise typer.Exit(0)
     with exit_when_interrupted("Interrupted. What had been tried is kept; the same command with --resume goes on."):
         if trial:
@@ -146,12 +136,12 @@ def _streams(loaded: HuggingFaceModel, data: str, validation: str | None, read: 
 
 
 def _price(
-    loaded: HuggingFaceModel, operators: list[GrowthOperator], layers: int, moving: Any, streams: Streams | None, lag: Any,
-    steps: int | None, *, baseline: bool, as_json: bool, seed: int,
+    loaded: HuggingFaceModel, operators: list[GrowthOperator], layers: int, moving: Any, streams: Streams | None, *, lag: Any,
+    steps: int | None, baseline: bool, as_json: bool, seed: int,
 ) -> None:  # fmt: skip
     """What it will take; nothing is written."""
     from theodolite.analyses.growing import price_trial
-    from theodolite.measures.growth.choice import USUAL_EVERY
+    from theodolite.measures.growth.choice import MOST_STEPS, USUAL_EVERY
 
     if streams is None:
         share = layers / operators[0].layers
@@ -159,7 +149,7 @@ def _price(
         text = f"No step is taken: 0 FLOPs, some {(1 + share) * size / 2**30:.3g} GiB for both models, seconds."
         show(as_json, {"candidates": len(operators), "steps": 0, "flops": 0.0, "bytes": round((1 + share) * size)}, text)
         return
-    longest = (steps or 1000) if lag == "auto" else lag
+    longest = (steps or MOST_STEPS) if lag == "auto" else lag
     looks = 1 + (longest // USUAL_EVERY if lag == "auto" else min(10, lag))
     found = price_trial(
         loaded.model, streams.training, moving, validation=streams.validation, operators=operators, layers=layers, lag=lag,

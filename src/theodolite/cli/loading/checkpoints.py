@@ -55,7 +55,7 @@ def read_file(path: str | Path) -> Any:
             f"{path} holds more than tensors and plain values, or is no file of torch's; it was not unpickled. "
             "Save torch.save(model.state_dict(), FILE) or a .safetensors file and name that."
         ) from error
-    except (RuntimeError, EOFError, ValueError, KeyError) as error:
+    except (RuntimeError, EOFError, ValueError, LookupError) as error:
         raise ValueError(
             f"{path} could not be read as a checkpoint: {reason(error)}. Accepted: .safetensors, torch.save."
         ) from error

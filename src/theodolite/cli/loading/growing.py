@@ -1,4 +1,4 @@
-"""What `theodolite grow` reads and writes: a folder with a Hugging Face model, its optimizer's state, text, and the grown folder."""
+"""What `theodolite grow` reads and writes: a Hugging Face folder, its optimizer's state, text, and the grown folder."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def _held_out(data: str, validation: str | None, seed: int) -> Source:
                 f"--validation is needed: text that --data {data} does not hold. Keep some of it back before training."
             ) from error
         return load_data(word, Share(None, seed))
-    except ValueError as error:
+    except (ValueError, FileNotFoundError) as error:
         raise ValueError(str(error).replace("--data", "--validation", 1)) from error
 
 
@@ -172,8 +172,8 @@ def refuse_inside(training: data_sets.Text, validation: data_sets.Text) -> None:
     found = sum(piece in known for piece in pieces)
     if found > SHARED * len(pieces):
         raise ValueError(
-            f"--validation: {found} of {len(pieces)} pieces of its text stand in the training text, so that its loss says nothing "
-            "about new text. Keep some text back before training, and give that."
+            f"--validation: {found} of {len(pieces)} pieces of its text stand in the training text, so that its loss says "
+            "nothing about new text. Keep some text back before training, and give that."
         )
 
 

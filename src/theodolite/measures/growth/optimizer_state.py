@@ -83,7 +83,7 @@ def grow_optimizer(optimizer: Optimizer, descents: Sequence[Descent], state: str
 
 
 def _members(group: Mapping[str, Any], descents: Sequence[Descent]) -> dict[str, Any]:
-    """The parameters of a group in the order of the grown model, as a saved state has them; names too, where the group has them."""
+    """The parameters of a group, in the order of the grown model as saved states have them; names too, where there are some."""
     old = {id(p) for p in group["params"]}
     members = [descent for descent in descents if id(descent.source) in old]
     found: dict[str, Any] = {"params": [descent.parameter for descent in members]}
