@@ -153,7 +153,7 @@ def grow_prune(settings: Settings) -> Iterator[Row]:
 def _pruned(row: Row, *, settings: Settings) -> None:
     model, loss, _, _ = _task(settings)
     # Something to learn: the second half of each row repeats the first.
-    ids = torch.randint(65, (settings.pick(1500, 100), 32)).repeat(1, 2)
+    ids = torch.randint(65, (settings.pick(1500, 200), 32)).repeat(1, 2)
     train, valid = ((part[:, :-1], part[:, 1:]) for part in (ids[100:], ids[:100]))
     optimizer, steps = _adamw(model), settings.pick(300, 4)
     th.train(model, loss, train, optimizer, steps=steps, batch_size=BATCH, progress=False)
