@@ -17,6 +17,7 @@ import items_eigenpairs
 import items_estimates
 import items_features
 import items_fleet
+import items_growing
 import items_hugging_face
 import items_kernel
 import items_layers
@@ -59,6 +60,10 @@ ITEMS: dict[str, Callable[[Settings], Iterator[Row]]] = {
     "bound-draws": items_bounds.bound_draws,
     "meta-steps": items_stepsize.meta_steps,
     "meta-memory": items_stepsize.meta_memory,
+    "grow-time": items_growing.grow_time,
+    "grow-memory": items_growing.grow_memory,
+    "grow-trial": items_growing.grow_trial,
+    "grow-prune": items_growing.grow_prune,
     "estimate": items_survey.estimates,
     "budget": items_survey.budgets,
     "help": items_survey.help_time,

@@ -230,7 +230,7 @@ def folder(tmp_path, monkeypatch):
 
 
 #: Pages whose code surveys, trains or starts a cluster for several seconds.
-LONG = ("catapults", "certificate", "cluster", "own-model", "reproducing", "stability", "step-size", "structure")
+LONG = ("catapults", "certificate", "cluster", "growing", "own-model", "reproducing", "stability", "step-size", "structure")
 
 
 @pytest.mark.parametrize("page", [pytest.param(p, marks=pytest.mark.slow if p.stem in LONG else (), id=p.stem) for p in PAGES])

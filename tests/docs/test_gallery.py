@@ -19,7 +19,7 @@ def test_there_is_a_gallery():
 
 
 #: Long ones whose calls the README and the guide run as well; `make docs` runs them all.
-_LONG = ("survey_own_model", "stability", "first_spectrum", "spikes", "layers", "structure", "catapult", "dictionary")
+_LONG = ("survey_own_model", "stability", "first_spectrum", "spikes", "layers", "structure", "catapult", "dictionary", "growing")
 LONG = {f"plot_{name}" for name in _LONG}
 
 

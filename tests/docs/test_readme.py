@@ -59,6 +59,7 @@ def test_the_tour_runs(monkeypatch, tmp_path):
     names |= {"optimizer": torch.optim.SGD(model.parameters(), lr=0.1), "other_model": nn.Linear(4, 3)}
     names |= {"signals": torch.randn(100, 20), "language_model": gpt(vocabulary=30, depth=1, dim=16)}
     names["tokens"] = torch.randint(30, (2000,))
+    names["deep"] = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 3))
     for snippet in rest:
         exec(snippet, names)
 

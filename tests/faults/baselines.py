@@ -64,6 +64,10 @@ def growth_study() -> Any:
     return th.growth_study(**searched(steps=4, every=2))
 
 
+def layer_ablation() -> Any:
+    return th.measures.growth.ablate_layers(th.Problem(deep_network(), nn.MSELoss(), pairs_of_data()))
+
+
 def labelled() -> tuple[torch.Tensor, torch.Tensor]:
     return numbers(8, 2), torch.arange(8) % 2
 
@@ -298,6 +302,7 @@ BASELINES: dict[str, Callable[[], Arguments]] = {
     "measures.growth.Stage.operators": lambda: {"depth": 2},
     "grow#list": lambda: deepened(operator=[0, 0, 1]),
     "measures.growth.growth_operator": lambda: {"text": "last", "layers": 6, "added": 2},
+    "measures.growth.ablate_layers": lambda: {"problem": th.Problem(deep_network(), nn.MSELoss(), pairs_of_data()), "body": ""},
     "measures.growth.find_body": lambda: {"model": deep_network(), "body": ""},
     "measures.growth.GrowthOperator.of": lambda: {"layers": [0, 0, 1], "init": "copy"},
     "measures.growth.GrowthOperator.picture": lambda: {"first": 1},

@@ -15,6 +15,7 @@ from theodolite.cli.commands.anchors import anchors
 from theodolite.cli.commands.bound import bound
 from theodolite.cli.commands.checkpoints import compare, path
 from theodolite.cli.commands.dictionary import dictionary
+from theodolite.cli.commands.grow import grow
 from theodolite.cli.commands.stability import stability
 from theodolite.cli.commands.survey import survey
 from theodolite.cli.commands.tune import tune
@@ -39,7 +40,7 @@ app = typer.Typer(
     add_completion=True,
     pretty_exceptions_enable=False,
 )
-_COMMANDS: tuple[Callable[..., None], ...] = (survey, compare, path, stability, bound, tune, dictionary, anchors, watch)
+_COMMANDS: tuple[Callable[..., None], ...] = (survey, compare, path, stability, bound, tune, grow, dictionary, anchors, watch)
 _EXPERIMENTS: tuple[Callable[..., None], ...] = (experiments.list_, experiments.reproduce, experiments.report, experiments.info)
 for command in (*_COMMANDS, *_EXPERIMENTS):
     app.command(command.__name__.strip("_"))(command)

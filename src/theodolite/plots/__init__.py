@@ -55,6 +55,7 @@ from theodolite.plots.step_size import plot_step_size as plot_step_size
 from theodolite.plots.step_size import range_test as range_test
 from theodolite.plots.studies.growth import growth_study_panels as growth_study_panels
 from theodolite.plots.studies.growth import plot_growth_choice as plot_growth_choice
+from theodolite.plots.studies.growth import plot_layer_ablation as plot_layer_ablation
 from theodolite.plots.studies.growth import plot_stacking as plot_stacking
 from theodolite.plots.style import DIVERGING as DIVERGING
 from theodolite.plots.style import MARKERS as MARKERS

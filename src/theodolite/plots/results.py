@@ -22,7 +22,7 @@ from theodolite.plots.scatter import scatter
 from theodolite.plots.spectra import density, eigenvalues
 from theodolite.plots.stability import stability_panels
 from theodolite.plots.step_size import plot_step_size, range_test
-from theodolite.plots.studies.growth import growth_study_panels, plot_growth_choice, plot_stacking
+from theodolite.plots.studies.growth import growth_study_panels, plot_growth_choice, plot_layer_ablation, plot_stacking
 from theodolite.results import Result
 
 Drawing = Axes | Figure
@@ -236,6 +236,7 @@ _DRAWINGS: dict[str, Callable[[Any], Drawing]] = {
     "growth-study": growth_study_panels,
     "kernel-drift": drift_by_distance,
     "label-audit": class_counts,
+    "layer-ablation": plot_layer_ablation,
     "learning-progress": short_training,
     "least-squares-curves": objectives_over_rates,
     "linear-path": lambda result: linear_path_panels(result.rows()),

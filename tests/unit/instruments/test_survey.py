@@ -29,6 +29,7 @@ NAMES = set(th.instruments.names()) - {
     "stability",
     "certificate",
     "step_size",
+    "depth",
 }
 
 

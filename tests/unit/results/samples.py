@@ -289,7 +289,8 @@ def deeper() -> list[Result]:
     choice = th.landscape_aware_growth(model, loss, data, "sgd", lag=3, every=1, **names, **rate)
     study = th.growth_study(model, loss, data, "sgd", steps=2, seeds=2, every=1, **names, **rate)
     stages = th.adaptive_stacking(build, loss, data, optimizer="sgd", stages=[(2, 2), (3, 3)], lag=1, **rate)
-    return [replace(grown, model=None), *(replace(one, model=None, optimizer=None) for one in (choice, stages)), study]
+    layers = th.measures.growth.ablate_layers(th.Problem(model, loss, data))
+    return [layers, replace(grown, model=None), *(replace(one, model=None, optimizer=None) for one in (choice, stages)), study]
 
 
 def step_sizes() -> list[Result]:

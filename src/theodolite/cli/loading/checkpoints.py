@@ -55,7 +55,7 @@ def read_file(path: str | Path) -> Any:
             f"{path} holds more than tensors and plain values, or is no file of torch's; it was not unpickled. "
             "Save torch.save(model.state_dict(), FILE) or a .safetensors file and name that."
         ) from error
-    except (RuntimeError, EOFError, ValueError, KeyError) as error:
+    except (RuntimeError, EOFError, ValueError, LookupError) as error:
         raise ValueError(
             f"{path} could not be read as a checkpoint: {reason(error)}. Accepted: .safetensors, torch.save."
         ) from error
@@ -87,10 +87,26 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
         raise ValueError(
             f"{path} holds no weights: a mapping of names to tensors, bare or under {listed(NESTS)}. It holds {came}."
         )
-    found = [content[key] for key in OPTIMIZERS if key in content]
+    return Checkpoint({str(k): v for k, v in weights.items()}, _optimizer_state(content))
+
+
+def read_optimizer_state(path: str | Path) -> dict[str, Any]:
+    """The state of an optimizer in a file: by itself, as the Trainer's optimizer.pt, or in a checkpoint of a training."""
+    content = _training_state(Path(path).expanduser()) or read_file(path)
+    state = _optimizer_state(content) if isinstance(content, Mapping) else None
+    if state is None:
+        came = f"the keys {listed(list(content)[:8])}" if isinstance(content, Mapping) else f"a {type(content).__name__}"
+        raise ValueError(
+            f"{path} holds no state of an optimizer: what optimizer.state_dict() gives, bare or under {listed(OPTIMIZERS)}. It "
+            f"holds {came}."
+        )
+    return state
+
+
+def _optimizer_state(content: Mapping[str, Any]) -> dict[str, Any] | None:
+    found = [content, *(content[key] for key in OPTIMIZERS if key in content)]
     found += content["optimizer_states"] if isinstance(content.get("optimizer_states"), list) else []  # Lightning's
-    state = next((s for s in found if isinstance(s, Mapping) and "param_groups" in s), None)
-    return Checkpoint({str(k): v for k, v in weights.items()}, None if state is None else dict(state))
+    return next((dict(state) for state in found if isinstance(state, Mapping) and "param_groups" in state), None)
 
 
 def unprefixed(weights: dict[str, Tensor], known: Mapping[str, Any]) -> dict[str, Tensor]:

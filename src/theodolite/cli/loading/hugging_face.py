@@ -209,8 +209,8 @@ def _stories(folder: Path | None) -> HuggingFaceModel:
 class HuggingData:
     """Makes the batches of one model; collects notes on the way."""
 
-    def __init__(self, loaded: HuggingFaceModel, samples: int | None, seed: int) -> None:
-        self.loaded, self.samples, self.seed = loaded, samples, seed
+    def __init__(self, loaded: HuggingFaceModel, samples: int | None, seed: int, context: int = tokens.LENGTH) -> None:
+        self.loaded, self.samples, self.seed, self.context = loaded, samples, seed, context
         config: Any = loaded.model.config
         self.config = config
         self.words: Any = config.get_text_config()
@@ -240,10 +240,10 @@ class HuggingData:
 
     @property
     def length(self) -> int:
-        context = getattr(self.words, "max_position_embeddings", None) or tokens.LENGTH
+        context = getattr(self.words, "max_position_embeddings", None) or self.context
         if any(family in self.config.model_type for family in OFFSET_POSITIONS):
             context -= (self.words.pad_token_id or 0) + 1
-        return max(2, min(int(context), tokens.LENGTH))
+        return max(2, min(int(context), self.context))
 
     def _ids(self, source: Source | None) -> tuple[Tensor, int | None]:
         if source is None:

@@ -1,6 +1,8 @@
 """How do I make a trained network deeper? Where new layers go, what they start from, and the grown model with its optimizer."""
 
 from theodolite._names import imported
+from theodolite.measures.growth.ablation import LayerAblation as LayerAblation
+from theodolite.measures.growth.ablation import ablate_layers as ablate_layers
 from theodolite.measures.growth.body import Body as Body
 from theodolite.measures.growth.body import find_body as find_body
 from theodolite.measures.growth.choice import GrowthChoice as GrowthChoice

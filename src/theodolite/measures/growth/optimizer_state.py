@@ -60,11 +60,8 @@ def grow_optimizer(optimizer: Optimizer, descents: Sequence[Descent], state: str
     one's moments and step, those with fresh values (random, or set to zero) begin at zero with a step of their own.
     `"zero_new"`: all new ones begin at zero. `"reset"`: none has a state, as before the first step.
     """
-    by_source: dict[int, list[Descent]] = {}
-    for descent in descents:
-        by_source.setdefault(id(descent.source), []).append(descent)
     groups = [
-        {**{key: value for key, value in group.items() if key != "params"}, **_members(group, by_source)}
+        {**{key: value for key, value in group.items() if key != "params"}, **_members(group, descents)}
         for group in optimizer.param_groups
     ]
     grown = _same_kind(optimizer, groups)
@@ -85,9 +82,10 @@ def grow_optimizer(optimizer: Optimizer, descents: Sequence[Descent], state: str
     return grown, notes
 
 
-def _members(group: Mapping[str, Any], by_source: Mapping[int, Sequence[Descent]]) -> dict[str, Any]:
-    """The parameters of a group, each old one followed by those that come from it; names too, where the group has them."""
-    members = [descent for p in group["params"] for descent in by_source.get(id(p), ())]
+def _members(group: Mapping[str, Any], descents: Sequence[Descent]) -> dict[str, Any]:
+    """The parameters of a group, in the order of the grown model as saved states have them; names too, where there are some."""
+    old = {id(p) for p in group["params"]}
+    members = [descent for descent in descents if id(descent.source) in old]
     found: dict[str, Any] = {"params": [descent.parameter for descent in members]}
     if "param_names" in group:
         names = dict(zip(map(id, group["params"]), group["param_names"], strict=True))

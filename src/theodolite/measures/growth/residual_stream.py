@@ -90,14 +90,19 @@ def _output(block: nn.Module, call: Call, x: Tensor) -> Tensor:
     return _stream(raw, x.shape)
 
 
+def stream_in(tree: Any, shape: torch.Size | None = None) -> Tensor | None:
+    """The residual stream among arguments or outputs: the first tensor of real numbers, of this shape where one is given."""
+    real = (t for _, t in named_tensors(tree) if t.is_floating_point())
+    return next((t for t in real if (t.ndim > 1 if shape is None else t.shape == shape)), None)
+
+
 def _stream(tree: Any, shape: torch.Size | None = None) -> Tensor:
-    for _, t in named_tensors(tree):
-        if t.is_floating_point() and (t.shape == shape if shape is not None else t.ndim > 1):
-            return t
-    raise ValueError(
-        "a block of the body does not map a tensor to one of the same shape, so nothing can be added to it that leaves the model "
-        "as it is: take init='copy' or 'random'."
-    )
+    if (stream := stream_in(tree, shape)) is None:
+        raise ValueError(
+            "a block of the body does not map a tensor to one of the same shape, so nothing can be added to it that leaves the "
+            "model as it is: take init='copy' or 'random'."
+        )
+    return stream
 
 
 def _groups(block: nn.Module, own: Mapping[str, Tensor], calls: Mapping[str, int]) -> list[list[str]]:

@@ -130,6 +130,7 @@ class Run:
     step: int = 0
     seen: dict[int, list[float]] = field(default_factory=dict)  # losses of the parts of the validation data, by step
     stream: int = 0  # check sum of all batches so far
+    streams: dict[int, int] = field(default_factory=dict)  # the same by step: a run that goes on may be ahead of others
     notes: tuple[str, ...] = ()
 
     def advance(self, recipe: Recipe, look: int, seed: int) -> None:
@@ -154,6 +155,7 @@ class Run:
             if trace.diverged:
                 self.seen[look] = [math.inf] * len(recipe.validation.data)
         self.step = look
+        self.streams[look] = self.stream
         self.seen.setdefault(look, self.seen[self.last] if self.lost else part_losses(recipe.validation, self.model))
 
     @property
@@ -171,7 +173,8 @@ class Run:
     def save(self, folder: Path) -> None:
         """Write it down, so that it can go on in another process."""
         looks = [[look, parts] for look, parts in self.seen.items()]
-        record = {"step": self.step, "stream": self.stream, "seen": looks, "notes": list(self.notes)}
+        streams = [[look, stream] for look, stream in self.streams.items()]
+        record = {"step": self.step, "streams": streams, "seen": looks, "notes": list(self.notes)}
         save_state(folder, {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), "run": record})
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -179,7 +182,9 @@ class Run:
         record = state["run"]
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
-        self.step, self.stream, self.notes = record["step"], record["stream"], tuple(record["notes"])
+        self.step, self.notes = record["step"], tuple(record["notes"])
+        self.streams = {int(look): stream for look, stream in record["streams"]}
+        self.stream = self.streams[self.step]
         self.seen = {int(look): list(parts) for look, parts in record["seen"]}
 
 
@@ -247,8 +252,8 @@ class Runs:
                     run.save(self.place(*key))
         if self.hold and job["rests"]:
             self.held[key] = run
-        facts = {"arm": job["arm"], "seed": job["seed"], "stream": run.stream, "notes": list(run.notes)}
-        return [{**facts, "step": look, "parts": run.seen[look]} for look in looks]
+        facts = {"arm": job["arm"], "seed": job["seed"], "notes": list(run.notes)}
+        return [{**facts, "step": look, "stream": run.streams[look], "parts": run.seen[look]} for look in looks]
 
     def place(self, arm: int, seed: int) -> Path:
         """The folder of a run."""

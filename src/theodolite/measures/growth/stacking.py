@@ -169,6 +169,15 @@ def adaptive_stacking(
 
     Returns:
         Losses at the end of each stage, what was chosen, and the model with its optimizer.
+
+    >>> import torch
+    >>> build = lambda layers: nn.Sequential(*(nn.Linear(4, 4) for _ in range(layers)))
+    >>> x = torch.randn(32, 4)
+    >>> stacked = adaptive_stacking(
+    ...     build, nn.MSELoss(), (x[:16], x[:16]), optimizer="adam", schedule=0.01, validation=(x[16:], x[16:]),
+    ...     stages=[(2, 4), (3, 4)], lag=2)
+    >>> [(row["way"], row["layers"], row["step"]) for row in stacked.rows()]
+    [('adaptive', 2, 4), ('adaptive', 3, 8), ('last', 3, 8)]
     """
     began = time.perf_counter()
     planned = some_stages("stages", stages)

@@ -32,17 +32,22 @@ SEARCHED = 200
 def validation_problem(model: nn.Module, loss: Loss, validation: Any, target: str) -> Problem:
     """The validation loss of a model in eval mode, over at least eight parts where the data can be cut."""
     with about("validation"):
-        problem = Problem(model, loss, validation, target=target, check=False)
-        batches = list(problem.data) if problem.data.held else []
-        if 0 < len(batches) < PARTS <= problem.samples and not problem.coupled:
-            each = -(-PARTS // len(batches))
-            problem = problem.with_batches([part for batch in batches for part in _cut(batch, each)])
+        problem = in_parts(Problem(model, loss, validation, target=target, check=False))
         if not np.isfinite(part_losses(problem, model)).all():
             raise ValueError(
                 "the loss of the model itself is not finite there: look for bad values in the data, or in the model."
             )
         _ = problem.weighting  # found out once, on the small model
     return problem
+
+
+def in_parts(problem: Problem) -> Problem:
+    """The same problem with its data in at least eight parts, where they can be cut."""
+    batches = list(problem.data) if problem.data.held else []
+    if not 0 < len(batches) < PARTS <= problem.samples or problem.coupled:
+        return problem
+    each = -(-PARTS // len(batches))
+    return problem.with_batches([part for batch in batches for part in _cut(batch, each)])
 
 
 def _cut(batch: Batch, parts: int) -> Iterator[Batch]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from theodolite.arguments import checked, instance
-from theodolite.measures.growth import GrowthChoice, GrowthStudy, Stacking
+from theodolite.measures.growth import GrowthChoice, GrowthStudy, LayerAblation, Stacking
 from theodolite.plots.axes_style import note, reference
 from theodolite.plots.curves import curves
 from theodolite.plots.figures import panels
@@ -61,6 +63,23 @@ def plot_stacking(stacking: Stacking, *, title: str | None = None, ax: Axes | No
     shared = [{**first, "way": "last"}] if any(row["way"] == "last" for row in stacking.rows()) else []
     rows = [*stacking.rows(), *shared]
     return curves(rows, "step", "loss", by="way", title=title or "Stacking", ylabel="validation loss", ax=ax)
+
+
+@checked(ablation=instance(LayerAblation), ax=an_axes)
+def plot_layer_ablation(ablation: LayerAblation, *, title: str | None = None, ax: Axes | None = None) -> Axes:
+    """The rise of the loss with each layer left out, and with each repeated, against the layer; bands are the errors."""
+    rows = [
+        {"layer": row["layer"], "rise": row[key], "error": row[f"{key}_error"], "of": name}
+        for key, name in (("left_out", "left out"), ("repeated", "repeated"))
+        for row in ablation.rows()
+    ]
+    known = all(math.isfinite(row["error"]) for row in rows)
+    ax = curves(
+        rows, "layer", "rise", by="of", error="error" if known else None, markers=True, title=title or "Layers one by one",
+        ylabel="rise of the loss", ax=ax,
+    )  # fmt: skip
+    ax.xaxis.get_major_locator().set_params(integer=True)
+    return reference(ax, y=0.0, label="the model as it is")
 
 
 def _losses(rows: list[Row], best: list[str], title: str, ax: Axes | None) -> Axes:
