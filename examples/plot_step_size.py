@@ -12,7 +12,6 @@ import matplotlib.pyplot as plt
 from torch import nn
 
 import theodolite as th
-from theodolite.data.generators import noisy_labels
 
 digits = th.data.load("digits").scaled().flat()
 x, y = digits.x_train, digits.y_train
@@ -40,7 +39,7 @@ plt.show()
 # -----------------
 # A fifth of the labels is drawn anew. The loss on the data trained on asks for a rate that learns the wrong labels by heart.
 
-y_noisy = noisy_labels(y, 10, 0.2, seed=0)
+y_noisy = th.data.generators.noisy_labels(y, 10, 0.2, seed=0)
 few, held_out = (x[:150], y_noisy[:150]), (x[150:450], y_noisy[150:450])
 noisy = th.tune_step_size(build, "sgd", few, held_out, **{**options, "steps": 400})
 print(noisy)

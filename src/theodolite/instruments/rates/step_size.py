@@ -93,10 +93,11 @@ class StepSize(Instrument):
             advice = "Do not tune by gradients through longer trainings: sweep (th.tune_step_size does both)."
             return [self.found(Severity.NOTE, text, "training gradient explodes", *measured, advice=advice)]
         if result.health == "kinked":
+            derivative, slope = result.percents["lr"]
             text = (
                 f"By its derivative 1 % more of your learning rate {rate} changes the loss after {steps} steps by "
-                f"{number(result.percent(result.gradient['lr']))} %, by runs over one percent to either side by "
-                f"{number(result.percent(result.slope['lr']))} %: the loss is kinked, by ReLU or the like, or bent, near the "
+                f"{number(derivative)} %, by runs over one percent to either side by "
+                f"{number(slope)} %: the loss is kinked, by ReLU or the like, or bent, near the "
                 "edge of stability."
             )
             advice = "Tune by a sweep, or by slopes over larger changes (th.tune_step_size does both)."

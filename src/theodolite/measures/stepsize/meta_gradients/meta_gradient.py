@@ -117,9 +117,11 @@ class MetaGradient(Result):
         unit = "1 % more" if self.units == "log" else "0.01 more"
         return f"{unit} of it changes that by, to first order: {', '.join(parts)}"
 
-    def percent(self, slope: float) -> float:
-        """By how many percent a slope of the score changes the loss, where one percent more, or 0.01, is taken of θ."""
-        return slope / math.exp(self._log_of_relative())
+    @property
+    def percents(self) -> dict[str, tuple[float, float]]:
+        """By how many percent one percent more (of θ: 0.01 more) changes the loss: by the derivative, and by the slope."""
+        unit = math.exp(self._log_of_relative())
+        return {name: (self.gradient[name] / unit, slope / unit) for name, slope in self.slope.items()}
 
     def _log_of_relative(self) -> float:
         """The logarithm of a derivative that changes the loss by its own size."""
@@ -138,7 +140,7 @@ class MetaGradient(Result):
         if self.health == "kinked":
             worst = min(self.agreement, key=lambda name: self.agreement[name])
             return (
-                f"But over one percent of {worst} to either side that is {number(self.percent(self.slope[worst]))} %: the loss "
+                f"But over one percent of {worst} to either side that is {number(self.percents[worst][1])} %: the loss "
                 "is kinked, by ReLU or the like, or bent, near the edge of stability. Try a smooth activation, a lower rate or "
                 "fewer steps, or take a sweep."
             )
