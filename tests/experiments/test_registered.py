@@ -37,7 +37,7 @@ LONG = (
     *(f"growing/figure-{number}" for number in ("5.2", "5.3", "5.4")),
     *(f"growing/table-{number}" for number in ("5.1", "5.2", "C.1", "C.2")),
     *("growing/hypotheses", "growing/left-open"),
-    *(f"hessian/figure-{number}" for number in (4, 10, 15, 18, 20, 27)),
+    *(f"hessian/figure-{number}" for number in (4, 5, 9, 10, 15, 18, 20, 23, 27)),
     *("hessian/table-6", "hessian/table-8", "hessian/table-10", "hessian/theorems"),
     *("linearity/hessian-scaling", "linearity/pl", "linearity/taylor"),
     *(f"sparse-coding/figure-{number}" for number in ("2.1", "2.2", "2.3")),
@@ -45,7 +45,9 @@ LONG = (
     *("sparse-coding/real-patches", "sparse-coding/theorems"),
     *(f"stability/figure-2.{number}" for number in (1, 2, 3, 4)),
     *(f"stability/figure-A.{number}" for number in (1, 2, 3, 4, 10, 11, 12, 13)),
-    *("stability/stopping", "stability/table-2.1", "step-size/theorems"),
+    *("stability/stopping", "stability/table-2.1"),
+    *(f"step-size/figure-{number}" for number in (5, 7, 8, 9)),
+    *("step-size/equal-cost", "step-size/networks", "step-size/theorems"),
 )
 
 

@@ -166,7 +166,7 @@ def names_a_file(error: OSError, writer: Writer, folder: Path) -> bool:
     return any(str(folder / name) in str(error) for name in writer.files) or f"{folder} could not be written" in str(error)
 
 
-@pytest.mark.parametrize("old", [False, True], ids=["new", "over an old one"])
+@pytest.mark.parametrize("old", [pytest.param(False, id="new", marks=pytest.mark.slow), pytest.param(True, id="over an old one")])
 @pytest.mark.parametrize("name", NAMES)
 def test_a_disk_that_fills_up(name, old, tmp_path, disk):
     writer, folder = WRITERS[name], tmp_path / "out"
